@@ -1,0 +1,1 @@
+"""AgentRL in JAX. Importing this package imports nothing else; import the module that you need."""

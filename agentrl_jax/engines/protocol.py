@@ -1,0 +1,60 @@
+"""What every inference engine offers to the controller. No jax, no transport."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """A snapshot of counters since the start (`num_*`, `*_tokens`) and of what is going on now (`running`, …)."""
+
+    version: int
+    running: int
+    waiting: int
+    num_requests: int
+    num_aborted: int
+    prompt_tokens: int
+    cached_tokens: int
+    sampled_tokens: int
+    num_nonfinite_logprobs: int
+    num_publishes: int
+
+
+class Engine(Protocol):
+    """Serves turns by one policy. Coroutine methods may be called from any number of trio tasks at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pool(self) -> Pool: ...
+
+    @property
+    def version(self) -> int:
+        """The policy version that the next token will be sampled with."""
+        ...
+
+    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
+        """Sample one turn after `prompt_ids` (the whole segment so far).
+
+        `session` names the episode: an engine may keep its prefix between turns. Same ids, params, version and
+        seed give the same completion whatever else is running. Cancelling the caller aborts the request.
+        Raises EngineError.
+        """
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Forget what is kept for `session`; unknown sessions are fine."""
+        ...
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Serve `weights` as `version` from now on; returns once no further token is sampled by older ones.
+
+        Running turns go on under the new version (their completion then has several version spans). Versions
+        must increase. Raises EngineError, and keeps serving the old weights, if `weights` do not fit.
+        """
+        ...
+
+    def statistics(self) -> EngineStatistics: ...

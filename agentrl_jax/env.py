@@ -1,0 +1,167 @@
+"""The one function-call interface of all environments, and the registry of environment families.
+
+An `Env` is synchronous, single-use and knows nothing of tokens: it receives the calls of an assistant turn and
+answers with messages. A family is a data set of tasks together with the way to make an `Env` for one of them.
+`controller/sessions.py` owns the asynchronous side.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from agentrl_jax.errors import ConfigError, RecordError
+from agentrl_jax.types import EpisodeEnd, Split, Task
+
+Role = Literal["system", "user", "assistant", "tool"]
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function the policy may call, as OpenAI's `type: function` describes it."""
+
+    name: str
+    description: str
+    parameters: Json
+
+    def to_json(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message. Only an assistant message has `tool_calls`."""
+
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tool_calls and self.role != "assistant":
+            raise RecordError(f"only an assistant message has tool calls, got role {self.role!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """An assistant turn as the env sees it: text, the calls in order, and why other calls could not be parsed.
+
+    errors: one text per malformed call, worded for the policy. They are never dispatched.
+    """
+
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The env's answer to one action.
+
+    messages: exactly one tool message per call in call order, then any user message; a call-less turn is answered
+      by user messages. May be empty only if the episode is over.
+    end: None while the episode goes on; else why it ended: COMPLETED, or a policy-caused reason.
+    reward: of this step.
+    """
+
+    messages: tuple[Message, ...]
+    reward: float = 0.0
+    end: EpisodeEnd | None = None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.end.is_infrastructure:
+            raise RecordError(f"an env cannot end its own episode as {self.end.value}; raise EnvError instead")
+
+
+class Env(Protocol):
+    """One live environment instance, for one episode of one task."""
+
+    def reset(self) -> tuple[Message, ...]:
+        """Return the messages before the first assistant turn; the same for every instance of a task."""
+        ...
+
+    def step(self, action: Action) -> StepResult:
+        """Carry out one assistant turn. Bad calls are answered, never raised."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; called exactly once, whatever happened."""
+        ...
+
+
+@runtime_checkable
+class EnvFamily(Protocol):
+    """A data set of tasks of one kind.
+
+    name: what `--tasks` and metrics call it. max_turns: its usual limit.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
+
+    @property
+    def max_turns(self) -> int: ...
+
+    def num_tasks(self, split: Split) -> int:
+        """How many tasks a split holds; the indices are range(num_tasks). No task stands in both splits."""
+        ...
+
+    def task(self, split: Split, index: int) -> Task: ...
+
+    def make(self, task: Task) -> Env: ...
+
+    def demonstrate(self, task: Task, rng: Random, *, noise: float) -> tuple[Message, ...]:
+        """A whole episode by the scripted expert: initial messages, assistant turns and answers.
+
+        With probability `noise` a turn is a random, well-formed action instead of the expert's; the expert goes
+        on from wherever that led.
+        """
+        ...
+
+    def vocabulary(self) -> tuple[str, ...]:
+        """Words that a small tokenizer should keep whole (entity names and the like); may be empty."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyOptions:
+    """What a family is made from. data: folder of real task data, or None for the family's own generator."""
+
+    seed: int = 0
+    data: Path | None = None
+    level: int = 1
+
+
+FamilyFactory = Callable[[FamilyOptions], EnvFamily]
+
+
+@dataclass
+class EnvRegistry:
+    """Family names to `module:function`; a family's module is imported only when it is asked for."""
+
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def register(self, name: str, target: str) -> None:
+        if name in self.entries:
+            raise ConfigError(f"environment {name!r} is registered twice: {self.entries[name]} and {target}")
+        self.entries[name] = target
+
+    def make(self, name: str, options: FamilyOptions) -> EnvFamily:
+        if name not in self.entries:
+            known = ", ".join(sorted(self.entries)) or "none"
+            raise ConfigError(f"unknown environment {name!r}: known ones are {known}")
+        module, _, function = self.entries[name].partition(":")
+        factory: FamilyFactory = getattr(import_module(module), function)
+        return factory(options)

@@ -1,0 +1,39 @@
+"""Pieces of a decoder layer as functions of arrays, shared by the learner's model and the embedded engine."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], *, eps: float) -> Float[Array, "*b D"]:
+    """x / sqrt(mean(x²) + eps) · scale, computed in float32 and returned in x's dtype (Zhang & Sennrich 2019)."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_tables(
+    positions: Int[Array, "*b"], head_dim: int, theta: float
+) -> tuple[Float[Array, "*b half"], Float[Array, "*b half"]]:
+    """cos and sin of position · theta^(-2i/head_dim) for i in [0, head_dim/2), always float32 (Su et al. 2021)."""
+    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    angles = positions.astype(jnp.float32)[..., None] * (theta**-exponents)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(
+    x: Float[Array, "*b T H K"], cos: Float[Array, "*b T half"], sin: Float[Array, "*b T half"]
+) -> Float[Array, "*b T H K"]:
+    """Rotate the pairs (x[i], x[i + K/2]) by their position's angle; the half-split layout of Hugging Face."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def swiglu(x: Float[Array, "*b D"], gate: Any, up: Any, down: Any) -> Float[Array, "*b D"]:
+    """(silu(x·gate) ⊙ (x·up))·down, kernels as [D, F], [D, F], [F, D] (Shazeer 2020)."""
+    hidden: Array = jax.nn.silu(x @ gate) * (x @ up)
+    return hidden @ down

@@ -1,0 +1,355 @@
+"""Host records: what an episode leaves behind, as immutable values.
+
+Tokens are facts: ids, log-probabilities and versions come from the engine that sampled them, and are never
+re-tokenised or recomputed. Every record validates itself at construction, so that whoever holds one need not.
+numpy only: no jax, no trio.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl_jax.errors import RecordError
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+Pool = Literal["current", "lagging"]
+Split = Literal["train", "eval"]
+FinishReason = Literal["stop", "length"]
+
+
+def as_ids(ids: Sequence[int] | npt.NDArray[np.integer]) -> Ids:
+    """Return `ids` as a read-only int32 vector of its own."""
+    array = np.array(ids, dtype=np.int32).reshape(-1)
+    array.flags.writeable = False
+    return array
+
+
+def _frozen(array: npt.ArrayLike, dtype: npt.DTypeLike, name: str) -> npt.NDArray[np.generic]:
+    result = np.array(array, dtype=dtype)
+    if result.ndim != 1:
+        raise RecordError(f"{name} must be a vector, got shape {result.shape}")
+    result.flags.writeable = False
+    return result
+
+
+class EpisodeEnd(enum.Enum):
+    """Why an episode ended. The cause decides reward, vote in the baseline and trainability (docs/design.md)."""
+
+    COMPLETED = "completed"
+    MAX_TURNS = "max_turns"
+    CONTEXT_LIMIT = "context_limit"
+    TURN_TRUNCATED = "turn_truncated"
+    INVALID_ACTION = "invalid_action"
+    VALIDATION_FAILED = "validation_failed"
+    WALL_TIMEOUT = "wall_timeout"
+    ENV_TIMEOUT = "env_timeout"
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """True if the policy did not cause the end; such an episode has no reward and teaches nothing."""
+        return self in _INFRASTRUCTURE_ENDS
+
+    @property
+    def is_valid(self) -> bool:
+        """True if the episode votes in its group's baseline."""
+        return not self.is_infrastructure
+
+    @property
+    def is_trainable(self) -> bool:
+        """True if the episode's sampled tokens take part in the loss."""
+        return not self.is_infrastructure
+
+    @property
+    def agentrl_status(self) -> str:
+        """The status word of AgentRL's protocol."""
+        return _AGENTRL_STATUS[self]
+
+
+_INFRASTRUCTURE_ENDS = frozenset(
+    {EpisodeEnd.ENV_TIMEOUT, EpisodeEnd.ENV_ERROR, EpisodeEnd.ENGINE_ERROR, EpisodeEnd.CANCELLED}
+)
+_AGENTRL_STATUS = {
+    EpisodeEnd.COMPLETED: "completed",
+    EpisodeEnd.MAX_TURNS: "task limit reached",
+    EpisodeEnd.CONTEXT_LIMIT: "agent context limit",
+    EpisodeEnd.TURN_TRUNCATED: "agent context limit",
+    EpisodeEnd.INVALID_ACTION: "agent invalid action",
+    EpisodeEnd.VALIDATION_FAILED: "agent validation failed",
+    EpisodeEnd.WALL_TIMEOUT: "task limit reached",
+    EpisodeEnd.ENV_TIMEOUT: "task error",
+    EpisodeEnd.ENV_ERROR: "task error",
+    EpisodeEnd.ENGINE_ERROR: "unknown",
+    EpisodeEnd.CANCELLED: "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem instance of an env's data set. `seed` fixes everything the env draws for it."""
+
+    env: str
+    split: Split
+    index: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.index < 0 or self.seed < 0:
+            raise RecordError(f"task index and seed must be >= 0, got {self.index} and {self.seed}")
+
+    @property
+    def key(self) -> str:
+        """A name that is unique among all tasks of a run."""
+        return f"{self.env}/{self.split}/{self.index}/{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one turn is sampled. Training needs the untruncated distribution, so there is no top-p or top-k.
+
+    temperature: > 0 samples from softmax(logits / temperature); 0 is greedy (evaluation only), and its
+      log-probabilities are those at temperature 1.
+    max_new_tokens: at most this many ids, the stop id included.
+    seed: fixes the draw of each of the turn's tokens, whatever else the engine serves at the time.
+    stop_ids: any of them ends the turn, and is its last id.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    seed: int
+    stop_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise RecordError(f"temperature must be finite and >= 0, got {self.temperature}")
+        if self.max_new_tokens < 1:
+            raise RecordError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
+        if not self.stop_ids:
+            raise RecordError("stop_ids must name at least one token id, got none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Ids [start, end) of a completion were sampled by policy version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """What an engine returns for one turn.
+
+    ids: int32 [n], n >= 1, the stop id included if one was sampled.
+    logprobs: float32 [n], of the sampling engine, at the sampling temperature; finite.
+    loss_mask: bool [n], False where the engine's log-probability was not finite (masked by its client, which
+      stores 0 there and counts it).
+    version_spans: contiguous, in order, covering [0, n).
+    cached_tokens: prompt tokens whose keys and values the engine did not compute again.
+    """
+
+    ids: Ids
+    logprobs: Floats
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    engine: str
+    pool: Pool
+    cached_tokens: int = 0
+    loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    def __post_init__(self) -> None:
+        ids = _frozen(self.ids, np.int32, "ids")
+        mask = self.loss_mask if len(self.loss_mask) or not len(ids) else np.ones(len(ids), np.bool_)
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "logprobs", _frozen(self.logprobs, np.float32, "logprobs"))
+        object.__setattr__(self, "loss_mask", _frozen(mask, np.bool_, "loss_mask"))
+        if not len(ids):
+            raise RecordError("a completion needs at least one id, got none")
+        if not len(self.logprobs) == len(self.loss_mask) == len(ids):
+            raise RecordError(
+                f"ids, logprobs and loss_mask must have one length, got {len(ids)}, {len(self.logprobs)} and "
+                f"{len(self.loss_mask)}"
+            )
+        if not np.isfinite(self.logprobs).all():
+            raise RecordError(f"log-probabilities must be finite, got {self.logprobs}; mask them in the client")
+        if (self.logprobs > 1e-4).any():
+            raise RecordError(f"log-probabilities must be <= 0, got a largest of {self.logprobs.max()}")
+        position = 0
+        for span in self.version_spans:
+            if span.start != position or span.end <= span.start:
+                raise RecordError(f"version spans must cover [0, {len(ids)}) in order, got {self.version_spans}")
+            position = span.end
+        if position != len(ids):
+            raise RecordError(f"version spans must cover [0, {len(ids)}), got {self.version_spans}")
+
+    @property
+    def versions(self) -> Ids:
+        """int32 [n]: the policy version of each id."""
+        return np.repeat(
+            np.array([span.version for span in self.version_spans], np.int32),
+            [span.end - span.start for span in self.version_spans],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """One engine call: the ids that were appended before it, and what it sampled.
+
+    context_ids: int32 [m], what the environment and the template added since the previous turn's last id
+      (for a segment's first turn, its whole prompt). Never trained.
+    reward: the environment's reward for this turn (0 unless it gives intermediate rewards or ended here).
+    num_calls, call_errors: tool calls that were parsed, and the reasons of those that could not be.
+    """
+
+    context_ids: Ids
+    completion: Completion
+    reward: float = 0.0
+    num_calls: int = 0
+    call_errors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "context_ids", _frozen(self.context_ids, np.int32, "context_ids"))
+        if not np.isfinite(self.reward):
+            raise RecordError(f"a turn's reward must be finite, got {self.reward}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """An append-only id stream: turn after turn, context then completion. All vectors are [T]."""
+
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise RecordError("a segment needs at least one turn")
+        if not len(self.turns[0].context_ids):
+            raise RecordError("a segment's first turn needs a prompt: its first id cannot be predicted")
+
+    @cached_property
+    def ids(self) -> Ids:
+        return np.concatenate([part for t in self.turns for part in (t.context_ids, t.completion.ids)])
+
+    @cached_property
+    def loss_mask(self) -> Bools:
+        """True where an engine sampled the id and its log-probability is known."""
+        context = [np.zeros(len(turn.context_ids), np.bool_) for turn in self.turns]
+        return _interleave(context, [turn.completion.loss_mask for turn in self.turns])
+
+    @cached_property
+    def behavior_logprobs(self) -> Floats:
+        """The sampling engine's log-probabilities; 0 where loss_mask is False."""
+        context = [np.zeros(len(turn.context_ids), np.float32) for turn in self.turns]
+        return _interleave(context, [turn.completion.logprobs for turn in self.turns])
+
+    @cached_property
+    def versions(self) -> Ids:
+        """The policy version that sampled each id; -1 for ids that no engine sampled."""
+        context = [np.full(len(turn.context_ids), -1, np.int32) for turn in self.turns]
+        return _interleave(context, [turn.completion.versions for turn in self.turns])
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+def _interleave(
+    context: Sequence[npt.NDArray[_Scalar]], sampled: Sequence[npt.NDArray[_Scalar]]
+) -> npt.NDArray[_Scalar]:
+    return np.concatenate([part for pair in zip(context, sampled, strict=True) for part in pair])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory:
+    """The immutable result of an episode.
+
+    reward: the environment's for `completed`, the penalty of the reason for other policy-caused ends, None for
+      infrastructure ends.
+    env_reward: what the environment gave before any penalty (None if it never answered); success is judged by it.
+    segments: () if the episode died before its first token.
+    """
+
+    task: Task
+    group_id: int
+    member: int
+    end: EpisodeEnd
+    reward: float | None
+    env_reward: float | None
+    segments: tuple[Segment, ...]
+    wall_s: float = 0.0
+    env_s: float = 0.0
+    engine_s: float = 0.0
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.end.is_infrastructure != (self.reward is None):
+            raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
+        if self.reward is not None and not np.isfinite(self.reward):
+            raise RecordError(f"a reward must be finite, got {self.reward}")
+
+    @property
+    def episode_id(self) -> str:
+        return f"g{self.group_id}-m{self.member}"
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(turn for segment in self.segments for turn in segment.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(segment.ids) for segment in self.segments)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(segment.num_loss_tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """The G trajectories of one task, from one identical initial observation.
+
+    admitted_version: the learner's version when the group took its permit.
+    """
+
+    group_id: int
+    task: Task
+    admitted_version: int
+    trajectories: tuple[Trajectory, ...]
+
+    def __post_init__(self) -> None:
+        members = [trajectory.member for trajectory in self.trajectories]
+        if members != list(range(len(members))):
+            raise RecordError(f"group {self.group_id}: members must be 0..G-1 in order, got {members}")
+        if any(t.group_id != self.group_id or t.task != self.task for t in self.trajectories):
+            raise RecordError(f"group {self.group_id}: every trajectory must be of its task {self.task.key}")
+
+    @property
+    def has_signal(self) -> bool:
+        """True if at least two valid members got different rewards."""
+        rewards = [t.reward for t in self.trajectories if t.end.is_valid]
+        return len(set(rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What every learner process does next; sent by process 0 before any collective."""
+
+    train: bool
+    num_micro_batches: int = 0
+    row_tokens: int = 0
+    publish: bool = False
+    save: bool = False
+    evaluate: bool = False
+    stop: bool = False
