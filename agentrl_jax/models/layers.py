@@ -36,4 +36,5 @@ def apply_rope(
 def swiglu(x: Float[Array, "*b D"], gate: Any, up: Any, down: Any) -> Float[Array, "*b D"]:
     """(silu(x·gate) ⊙ (x·up))·down, kernels as [D, F], [D, F], [F, D] (Shazeer 2020)."""
     hidden: Array = jax.nn.silu(x @ gate) * (x @ up)
-    return hidden @ down
+    out: Array = hidden @ down
+    return out
