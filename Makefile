@@ -31,7 +31,29 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(PYTEST) -n $(WORKERS) -m "not slow and not torch"
+	$(PYTEST) -n $(WORKERS) -m "not slow and not soak and not torch"
+
+# What needs more than the base installation or more than seconds: torch parity, real training runs.
+SERVICES := .venv-services/.installed
+
+.venv-services/.installed: requirements/services.txt $(STAMP)
+	test -x .venv-services/bin/python || $(PYTHON) -m venv .venv-services
+	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/services.txt -r $(LOCK)
+	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+test-services: $(STAMP) $(SERVICES)
+	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
+	$(PYTEST) -m "slow and not soak"
+
+# The claims of the README, in full. Takes a quarter of an hour.
+soak: $(STAMP)
+	$(PYTEST) -m soak -s
+
+# A small agent learns to use tools, from nothing, on a laptop.
+quickstart: $(STAMP)
+	$(BIN)/python -m launch.train
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-services .mypy_cache .ruff_cache .import_linter_cache .hypothesis

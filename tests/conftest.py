@@ -1,0 +1,27 @@
+"""Shared by all tests: sixteen host devices, the real task data, deterministic Hypothesis runs."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+# Before any backend exists: meshes of up to sixteen devices on any machine.
+jax.config.update("jax_num_cpu_devices", 16)
+
+settings.register_profile("project", deadline=None, max_examples=25, derandomize=True, database=None)
+settings.load_profile("project")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The real task data, or a skip. In CI its absence is a failure."""
+    folder = Path(os.environ.get("AGENTRL_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if folder.is_dir():
+        return folder
+    if os.environ.get("CI"):
+        pytest.fail(f"the real task data must be there in CI, but {folder} is no folder")
+    pytest.skip(f"no real task data at {folder}; set AGENTRL_TEST_DATA to a folder that holds it")
