@@ -1,0 +1,26 @@
+"""From one value a token to a sum and its weight."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from agentrl_jax.batch import Weighted
+
+
+def masked_sum(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Weighted:
+    """total = Σ values where mask, weight = number of True in mask.
+
+    What stands off the mask has no influence, be it NaN, and gets gradient 0; but a NaN that arises while computing
+    `values` from inputs off the mask still poisons the gradient, so neutralise those inputs first (`neutralise`).
+    No division here: the mean over a whole batch is taken once, by its global weight.
+
+    >>> total, weight = masked_sum(jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False]))
+    >>> float(total), float(weight)
+    (3.0, 2.0)
+    """
+    total = jnp.sum(jnp.where(mask, values, jnp.zeros_like(values)))
+    return Weighted(total=total, weight=jnp.sum(mask, dtype=values.dtype))
+
+
+def neutralise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
+    """`values` where mask, 0 elsewhere: the first half of a "double where", to be applied before exp or log."""
+    return jnp.where(mask, values, jnp.zeros_like(values))
