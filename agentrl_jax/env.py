@@ -5,6 +5,7 @@ answers with messages. A family is a data set of tasks together with the way to 
 `controller/sessions.py` owns the asynchronous side.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from agentrl_jax.errors import ConfigError, RecordError
+from agentrl_jax.errors import ConfigError, EnvError, RecordError
 from agentrl_jax.types import EpisodeEnd, Split, Task
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -70,7 +71,7 @@ class StepResult:
     messages: exactly one tool message per call in call order, then any user message; a call-less turn is answered
       by user messages. May be empty only if the episode is over.
     end: None while the episode goes on; else why it ended: COMPLETED, or a policy-caused reason.
-    reward: of this step.
+    reward: of this step. One that is not finite raises EnvError: scoring failed, and the policy is not to blame.
     """
 
     messages: tuple[Message, ...]
@@ -80,6 +81,8 @@ class StepResult:
     def __post_init__(self) -> None:
         if self.end is not None and self.end.is_infrastructure:
             raise RecordError(f"an env cannot end its own episode as {self.end.value}; raise EnvError instead")
+        if not math.isfinite(self.reward):
+            raise EnvError(f"a step's reward must be finite, the env gave {self.reward}")
 
 
 class Env(Protocol):
