@@ -1,0 +1,144 @@
+"""The device mesh: its axes, how one is named on the command line, and which array axis lies on which mesh axis.
+
+`data` replicates params and splits rows, `fsdp` splits params and rows, `tensor` splits heads, MLP and vocabulary.
+Trying another sharding means editing `RULES`, nothing else. jax is imported by the functions that need it, so that
+a launcher can refuse a wrong `--mesh` before it touches a device.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from agentrl_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis -> the mesh axes it is split over, outermost first. A mesh axis serves one dimension of an array,
+# the leftmost that asks for it: an embedding [vocab, width] takes fsdp for its vocabulary, which leaves none for
+# its width, and so needs no rematerialisation when the ids of a row sharded over fsdp look it up.
+RULES: dict[str, tuple[str, ...]] = {
+    "rows": ("data", "fsdp"),
+    "vocab": ("tensor", "fsdp"),
+    "head_vocab": ("tensor",),
+    "width": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+}
+
+_ArrayT = TypeVar("_ArrayT", bound="Array")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshShape:
+    """How many devices lie along each axis of the learner's mesh."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"mesh axis {name} must be >= 1, got {getattr(self, name)}")
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def num_row_shards(self) -> int:
+        """Over how many devices the rows of a micro-batch are split."""
+        return self.data * self.fsdp
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """Return the mesh that `text` names: a number of devices (all fsdp), or axes such as `data=2,fsdp=4,tensor=2`.
+
+    >>> parse_mesh("16")
+    MeshShape(data=1, fsdp=16, tensor=1)
+    >>> parse_mesh("data=2,tensor=4")
+    MeshShape(data=2, fsdp=1, tensor=4)
+
+    Raises ConfigError for anything else.
+    """
+    fields = [field.strip() for field in text.split(",")]
+    if len(fields) == 1 and "=" not in text:
+        fields = [f"fsdp={fields[0]}"]
+    sizes: dict[str, int] = {}
+    for field in fields:
+        name, _, number = (part.strip() for part in field.partition("="))
+        is_size = number.isascii() and number.isdigit() and int(number) >= 1
+        if name not in AXES or name in sizes or not is_size:
+            raise ConfigError(
+                f"mesh must be a number of devices like 16, or sizes >= 1 of the axes {', '.join(AXES)}, each at most "
+                f"once, like data=2,fsdp=4,tensor=2; got {text!r}"
+            )
+        sizes[name] = int(number)
+    return MeshShape(**sizes)
+
+
+def make_mesh(shape: MeshShape) -> "Mesh":
+    """Return a mesh over the first devices of this JAX process group.
+
+    Raises ConfigError if there are too few.
+    """
+    import jax
+
+    available = jax.device_count()
+    if shape.num_devices > available:
+        raise ConfigError(
+            f"mesh data={shape.data},fsdp={shape.fsdp},tensor={shape.tensor} needs {shape.num_devices} devices, but "
+            f"JAX sees {available} ({jax.default_backend()}); name a smaller --mesh"
+        )
+    auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+    return jax.make_mesh((shape.data, shape.fsdp, shape.tensor), AXES, axis_types=auto)
+
+
+def check_rows(rows: int, shape: MeshShape) -> None:
+    """Raise ConfigError unless the rows of a micro-batch can be split evenly over the mesh."""
+    if rows < 1 or rows % shape.num_row_shards:
+        raise ConfigError(
+            f"rows_per_micro_batch must be a multiple of data*fsdp = {shape.num_row_shards}, because each device of "
+            f"these axes takes its share of the rows; got {rows}"
+        )
+
+
+def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh_sizes: Mapping[str, int]) -> "PartitionSpec":
+    """Return where the dimensions of an array lie, given their logical names (None: never split) and sizes.
+
+    mesh_sizes: devices along each of `AXES`. A dimension whose size its mesh axes do not divide is not split:
+    always, on every process.
+    """
+    from jax.sharding import PartitionSpec
+
+    used: set[str] = set()
+    spec: list[tuple[str, ...] | None] = []
+    for axis, size in zip(axes, sizes, strict=True):
+        wanted = tuple(name for name in RULES.get(axis or "", ()) if name not in used)
+        fits = bool(wanted) and size % math.prod(mesh_sizes[name] for name in wanted) == 0
+        used.update(wanted if fits else ())
+        spec.append(wanted if fits else None)
+    return PartitionSpec(*spec)
+
+
+def named_sharding(mesh: "Mesh", axes: Sequence[str | None], sizes: Sequence[int]) -> "NamedSharding":
+    """`partition` on a mesh of devices."""
+    from jax.sharding import NamedSharding
+
+    return NamedSharding(mesh, partition(axes, sizes, mesh.shape))
+
+
+def constrain(array: _ArrayT, *axes: str | None) -> _ArrayT:
+    """Ask the compiler to lay `array` out by its logical axes; the identity outside `jax.set_mesh`."""
+    import jax
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, partition(axes, array.shape, mesh.shape))
