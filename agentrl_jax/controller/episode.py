@@ -1,0 +1,244 @@
+"""One session from its first message to its end, as an immutable trajectory. Every `EpisodeEnd` is decided here.
+
+render → choose engine → generate → parse → interact → append. Tokens are facts: the next prompt is all earlier ids
+plus the environment's reply, so nothing that was sampled is ever rendered or tokenised again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Protocol, TypeVar
+
+import numpy as np
+import trio
+
+from agentrl_jax.controller.cancellation import CancelSwitch
+from agentrl_jax.controller.sessions import Session, SessionFactory
+from agentrl_jax.engines.protocol import Engine
+from agentrl_jax.env import Message, StepResult, Tool
+from agentrl_jax.errors import ConfigError, EngineError, EnvError, EnvTimeout
+from agentrl_jax.rendering.protocol import Renderer
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Segment, Task, Trajectory, Turn, as_ids
+
+T = TypeVar("T")
+
+
+class EngineChooser(Protocol):
+    """Names the engine of one turn; called anew for each. Raises EngineError if none can serve it."""
+
+    def __call__(self, group_id: int, member: int, turn: int) -> Engine: ...
+
+
+def single_engine(engine: Engine) -> EngineChooser:
+    """Every turn to the same engine."""
+
+    def choose(group_id: int, member: int, turn: int) -> Engine:
+        return engine
+
+    return choose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeConfig:
+    """The bounds of an episode, and what breaking them costs.
+
+    max_new_tokens: of one turn, clipped to what max_context_tokens (prompt, replies and samples) leaves.
+    penalty: the reward of every policy-caused end but COMPLETED; `penalties` overrides it by reason.
+    wall_budget_s: the policy's time from the first prompt on; a slow reset is not its fault.
+    *_deadline_s: how long one call of an environment or an engine may take before it is their fault.
+    close_deadline_s: bounds each release of a session, and so every shutdown.
+    """
+
+    max_turns: int
+    max_new_tokens: int
+    max_context_tokens: int
+    temperature: float = 0.8
+    penalty: float = -0.2
+    penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
+    wall_budget_s: float = 1800.0
+    reset_deadline_s: float = 120.0
+    env_deadline_s: float = 120.0
+    engine_deadline_s: float = 600.0
+    close_deadline_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_new_tokens", "max_context_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("wall_budget_s", "reset_deadline_s", "env_deadline_s", "engine_deadline_s", "close_deadline_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be finite and >= 0, got {self.temperature}")
+        for end, penalty in {**self.penalties, EpisodeEnd.MAX_TURNS: self.penalty}.items():
+            if end.is_infrastructure or end is EpisodeEnd.COMPLETED:
+                raise ConfigError(f"{end.value} cannot have a penalty: the policy did not do anything wrong")
+            if not isfinite(penalty):
+                raise ConfigError(f"the penalty of {end.value} must be finite, got {penalty}")
+
+    def reward(self, end: EpisodeEnd, env_reward: float | None) -> float | None:
+        """The reward of an episode that ended so: the env's, the reason's penalty, or none."""
+        if end.is_infrastructure:
+            return None
+        if end is EpisodeEnd.COMPLETED:
+            return env_reward
+        return self.penalties.get(end, self.penalty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSetup:
+    """What all episodes of one environment share. `clock` only measures; deadlines are trio's."""
+
+    sessions: SessionFactory
+    tools: tuple[Tool, ...]
+    renderer: Renderer
+    choose_engine: EngineChooser
+    config: EpisodeConfig
+    run_seed: int
+    clock: Callable[[], float] = trio.current_time
+
+
+async def run_episode(
+    task: Task, group_id: int, member: int, *, setup: EpisodeSetup, switch: CancelSwitch | None = None
+) -> Trajectory:
+    """Play one episode and return its record, whatever the environment, the engine or the policy did.
+
+    If `switch` trips, the record ends as CANCELLED; a cancellation from further outside propagates, as does every
+    exception that is neither an EnvError nor an EngineError. The session and the engines' sessions are always
+    closed, within `close_deadline_s` each.
+    """
+    return await _Episode(task, group_id, member, setup).run(switch or CancelSwitch())
+
+
+class _Episode:
+    def __init__(self, task: Task, group_id: int, member: int, setup: EpisodeSetup) -> None:
+        self.task, self.group_id, self.member = task, group_id, member
+        self.setup, self.config = setup, setup.config
+        self.turns: list[Turn] = []
+        self.ids: Ids = as_ids(())
+        self.engines: dict[str, Engine] = {}
+        self.env_reward: float | None = None
+        self.env_s = self.engine_s = 0.0
+
+    @property
+    def episode_id(self) -> str:
+        return f"g{self.group_id}-m{self.member}"
+
+    async def run(self, switch: CancelSwitch) -> Trajectory:
+        begun = self.setup.clock()
+        end, error = EpisodeEnd.CANCELLED, "its group was cancelled"
+        session = self.setup.sessions(self.task)
+        try:
+            with switch.scope():
+                end, error = await self._play(session)
+            wall_s = self.setup.clock() - begun
+        finally:
+            error = "; ".join(filter(None, [error, *await self._close(session)]))
+        return Trajectory(
+            task=self.task,
+            group_id=self.group_id,
+            member=self.member,
+            end=end,
+            reward=self.config.reward(end, self.env_reward),
+            env_reward=self.env_reward,
+            segments=(Segment(turns=tuple(self.turns)),) if self.turns else (),
+            wall_s=wall_s,
+            env_s=self.env_s,
+            engine_s=self.engine_s,
+            error=error,
+        )
+
+    async def _play(self, session: Session) -> tuple[EpisodeEnd, str]:
+        """The only place where a failure becomes an end."""
+        try:
+            messages = await self._call_env(session.start, self.config.reset_deadline_s, "reset")
+            with trio.move_on_after(self.config.wall_budget_s):
+                return await self._take_turns(session, messages), ""
+        except EnvTimeout as error:
+            return EpisodeEnd.ENV_TIMEOUT, str(error)
+        except EnvError as error:
+            return EpisodeEnd.ENV_ERROR, str(error)
+        except EngineError as error:
+            return EpisodeEnd.ENGINE_ERROR, str(error)
+        return EpisodeEnd.WALL_TIMEOUT, f"took longer than its {self.config.wall_budget_s} s"
+
+    async def _take_turns(self, session: Session, messages: tuple[Message, ...]) -> EpisodeEnd:
+        context = self.setup.renderer.prompt(messages, self.setup.tools)
+        while True:
+            room = self.config.max_context_tokens - len(self.ids) - len(context)
+            if room < 1:
+                return EpisodeEnd.CONTEXT_LIMIT
+            completion = await self._generate(context, min(room, self.config.max_new_tokens))
+            if completion.finish_reason == "length":
+                self._append(Turn(context_ids=context, completion=completion))
+                is_clipped = room < self.config.max_new_tokens
+                return EpisodeEnd.CONTEXT_LIMIT if is_clipped else EpisodeEnd.TURN_TRUNCATED
+            result = await self._interact(session, context, completion)
+            if result.end is not None:
+                return result.end
+            if len(self.turns) >= self.config.max_turns:
+                return EpisodeEnd.MAX_TURNS
+            context = self.setup.renderer.reply(result.messages)
+
+    async def _generate(self, context: Ids, max_new_tokens: int) -> Completion:
+        turn = len(self.turns)
+        sampling = SamplingParams(
+            temperature=self.config.temperature,
+            max_new_tokens=max_new_tokens,
+            seed=derive_seed(self.setup.run_seed, "turn", self.group_id, self.member, turn),
+            stop_ids=self.setup.renderer.stop_ids,
+        )
+        engine = self.setup.choose_engine(self.group_id, self.member, turn)
+        self.engines[engine.name] = engine
+        begun = self.setup.clock()
+        try:
+            with trio.move_on_after(self.config.engine_deadline_s):
+                prompt = np.concatenate([self.ids, context])
+                return await engine.generate(prompt, sampling, session=self.episode_id)
+        finally:
+            self.engine_s += self.setup.clock() - begun
+        raise EngineError(f"{engine.name}: turn {turn} took longer than {self.config.engine_deadline_s} s")
+
+    async def _interact(self, session: Session, context: Ids, completion: Completion) -> StepResult:
+        action = self.setup.renderer.parse(completion.ids)
+        turn = Turn(context_ids=context, completion=completion, num_calls=len(action.calls), call_errors=action.errors)
+        self._append(turn)  # before the env answers: should it fail, the record still shows what it was asked
+        result = await self._call_env(lambda: session.interact(action), self.config.env_deadline_s, "step")
+        if not isfinite(result.reward):
+            raise EnvError(f"{self.task.key}: a reward must be finite, got {result.reward}")
+        if result.end is None and not result.messages:
+            raise EnvError(f"{self.task.key}: a step that does not end the episode must answer, got no messages")
+        self.env_reward = (self.env_reward or 0.0) + result.reward
+        self.turns[-1] = replace(turn, reward=result.reward)
+        return result
+
+    def _append(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self.ids = np.concatenate([self.ids, turn.context_ids, turn.completion.ids])
+
+    async def _call_env(self, call: Callable[[], Awaitable[T]], deadline_s: float, what: str) -> T:
+        begun = self.setup.clock()
+        try:
+            with trio.move_on_after(deadline_s):
+                return await call()
+        finally:
+            self.env_s += self.setup.clock() - begun
+        raise EnvTimeout(f"{self.task.key}: {what} took longer than its deadline of {deadline_s} s")
+
+    async def _close(self, session: Session) -> list[str]:
+        """Release everything even while being cancelled; return what went wrong, which changes no end."""
+        releases = [session.close, *(self._ending(engine) for engine in self.engines.values())]
+        problems = []
+        for release in releases:
+            with trio.move_on_after(self.config.close_deadline_s, shield=True) as scope:
+                try:
+                    await release()
+                except (EnvError, EngineError) as error:
+                    problems.append(f"closing: {error}")
+            if scope.cancelled_caught:
+                problems.append(f"closing took longer than {self.config.close_deadline_s} s")
+        return problems
+
+    def _ending(self, engine: Engine) -> Callable[[], Awaitable[None]]:
+        return lambda: engine.end_session(self.episode_id)

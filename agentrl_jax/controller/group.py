@@ -1,0 +1,60 @@
+"""The G episodes of one task, run side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+
+from agentrl_jax.controller.cancellation import CancelSwitch
+from agentrl_jax.controller.episode import EpisodeSetup, run_episode
+from agentrl_jax.errors import RecordError
+from agentrl_jax.types import Group, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdmittedGroup:
+    """A group that holds a permit and is to be run. Tripping `switch` makes all its episodes end as CANCELLED."""
+
+    group_id: int
+    task: Task
+    admitted_version: int
+    switch: CancelSwitch = field(default_factory=CancelSwitch)
+
+
+async def run_group(admitted: AdmittedGroup, *, group_size: int, setup: EpisodeSetup) -> Group:
+    """Run `group_size` episodes of one task and return them in member order once all have ended.
+
+    Raises RecordError if members that got a first prompt got different ones: a baseline over them would compare
+    answers to different questions, so this is a fault of the environment that a run must not survive.
+    """
+    trajectories: list[Trajectory | None] = [None] * group_size
+
+    async def run_member(member: int) -> None:
+        trajectories[member] = await run_episode(
+            admitted.task, admitted.group_id, member, setup=setup, switch=admitted.switch
+        )
+
+    async with trio.open_nursery() as nursery:
+        for member in range(group_size):
+            nursery.start_soon(run_member, member, name=f"g{admitted.group_id}-m{member}")
+    ended = tuple(trajectory for trajectory in trajectories if trajectory is not None)
+    _check_first_prompts(admitted.task, ended)
+    return Group(
+        group_id=admitted.group_id,
+        task=admitted.task,
+        admitted_version=admitted.admitted_version,
+        trajectories=ended,
+    )
+
+
+def _check_first_prompts(task: Task, trajectories: Sequence[Trajectory]) -> None:
+    prompts = {t.member: t.segments[0].turns[0].context_ids for t in trajectories if t.segments}
+    for member, prompt in prompts.items():
+        first = next(iter(prompts))
+        if not np.array_equal(prompts[first], prompt):
+            raise RecordError(
+                f"task {task.key}: all members of a group must get the same first prompt, but those of members "
+                f"{first} and {member} differ ({len(prompts[first])} and {len(prompt)} ids); its reset is not "
+                "determined by the task's seed"
+            )
