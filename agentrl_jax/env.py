@@ -57,11 +57,13 @@ class Action:
     """An assistant turn as the env sees it: text, the calls in order, and why other calls could not be parsed.
 
     errors: one text per malformed call, worded for the policy. They are never dispatched.
+    num_bare_calls: how many of `calls` came as JSON without tags (`tool_calls = lenient`).
     """
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
     errors: tuple[str, ...] = ()
+    num_bare_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

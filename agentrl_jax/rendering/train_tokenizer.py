@@ -1,0 +1,98 @@
+"""Trains the small tokenizer of a small model: template text collapses, entity words stay whole.
+
+Byte-level BPE without a word-splitting pattern lets the fixed text of calls and answers become a handful of tokens.
+Entity words are added tokens, so each is one id wherever it stands, which is what makes copying them learnable.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.rendering.templates import IM_END, IM_START
+
+END_OF_TEXT = "<|endoftext|>"
+SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
+# The role line is a token of its own wherever it stands: otherwise a merge could join the generation prompt with the
+# text after it, and a sampled turn would not be what the template's rendering of it is encoded as.
+_ROLE_LINE = "(?:system|user|assistant)\n"
+_MAX_TOKEN_CHARS = 64
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    folder: str | PathLike[str],
+    *,
+    vocab_size: int,
+    chat_template: str,
+    keep_whole: Sequence[str] = (),
+) -> Path:
+    """Train on rendered conversations and write a tokenizer folder that transformers loads too; return the folder.
+
+    texts: as the template renders them, special tokens included. vocab_size: the most ids it may have, of which 256
+    are the bytes, so that any text can be encoded and decoded exactly. keep_whole: entity words; each becomes one
+    token wherever it stands as a word of its own. Words that are not ASCII are left to the merges (transformers'
+    byte-level decoder garbles added tokens of other characters). The result depends on the arguments alone:
+    the same in every process. Raises ConfigError if vocab_size leaves no room for merges.
+    """
+    words = sorted({word for word in keep_whole if word and word.isascii()})
+    forged = [word for word in words if any(token in word for token in SPECIAL_TOKENS)]
+    if forged:
+        raise ConfigError(f"keep_whole must not contain special tokens, got {forged[0]!r}")
+    least = 256 + len(SPECIAL_TOKENS) + len(words)
+    if vocab_size <= least:
+        raise ConfigError(
+            f"vocab_size must be above {least} (256 bytes, {len(SPECIAL_TOKENS)} special tokens, {len(words)} words "
+            f"to keep whole), got {vocab_size}"
+        )
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_ROLE_LINE), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(words),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=_MAX_TOKEN_CHARS,
+        show_progress=False,
+    )
+    backend.train_from_iterator(_plain_pieces(texts, words), trainer)
+    backend.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in words])
+    return _save(backend, Path(folder), chat_template)
+
+
+def _plain_pieces(texts: Iterable[str], words: Sequence[str]) -> Iterator[str]:
+    # The trainer does not know added tokens; what it counts must be what BPE will see.
+    special = "|".join(map(re.escape, SPECIAL_TOKENS))
+    longest_first = sorted(words, key=lambda word: (-len(word), word))
+    whole = rf"|(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)" if words else ""
+    separator = re.compile(special + whole)
+    for text in texts:
+        yield from filter(None, separator.split(text))
+
+
+def _save(backend: Any, folder: Path, chat_template: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": IM_END,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": False,
+        "model_max_length": 1_000_000,
+    }
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    return folder
