@@ -43,19 +43,20 @@ class _Sampler:
         if not self._first_pairs:
             return None
         start, relation = divmod(int(self._graph.pairs[rng.choice(self._first_pairs)]), len(self._graph.relations))
-        num_hops = rng.randint(*self._hops)
-        path = [relation]
-        visited = {start}
-        reached = self._follow({start}, relation)
-        for hop in range(1, num_hops):
+        path: list[int] = []
+        visited: set[int] = set()
+        reached = {start}
+        for hops_left in range(rng.randint(*self._hops), 0, -1):
+            if path:
+                choices = [
+                    r for r in self._ways_on(reached) if r not in path and (hops_left > 1 or self._is_telling[r])
+                ]
+                if not choices:
+                    return None
+                relation = rng.choice(choices)
+            path.append(relation)
             visited |= reached
-            choices = [r for r in self._ways_on(reached) if r not in path]
-            if hop == num_hops - 1:
-                choices = [r for r in choices if self._is_telling[r]]
-            if not choices:
-                return None
-            path.append(rng.choice(choices))
-            reached = self._follow(reached, path[-1])
+            reached = self._follow(reached, relation)
             if len(reached) > MAX_FAN or reached & visited:
                 return None
         names = self._graph.entities
