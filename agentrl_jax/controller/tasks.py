@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import isfinite
 from random import Random
 from typing import Any
@@ -15,13 +16,13 @@ from agentrl_jax.types import Split, Task
 
 @dataclass
 class _Cursor:
-    """Where one env stands. num_drawn counts over all epochs; credit is what it is owed, in tasks."""
+    """Where one env stands. num_drawn counts over all epochs; credit is what it is owed, in tasks (exactly)."""
 
     family: EnvFamily
     size: int
-    share: float
+    share: Fraction
     num_drawn: int = 0
-    credit: float = 0.0
+    credit: Fraction = Fraction(0)
     permutation: tuple[int, tuple[int, ...]] = (-1, ())
 
 
@@ -29,8 +30,8 @@ class TaskSampler:
     """An endless, deterministic sequence of tasks.
 
     Envs take turns by smooth weighted round-robin: every draw credits each env with its share, and the env that is
-    owed most pays one. After n draws an env has been drawn n × share times, give or take less than the number of
-    envs, so that even a share far below one group per batch is kept in the long run.
+    owed most (the first of equals) pays one. After n draws an env has been drawn n × share times, give or take less
+    than the number of envs, so that even a share far below one group per batch is kept in the long run.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class TaskSampler:
                 raise ConfigError(f"the weight of {name!r} must be positive and finite, got {weight}")
         self._seed, self._split = seed, split
         self._requeued: deque[Task] = deque()
-        total = sum(weights.values())
+        total = sum(map(Fraction, weights.values()))
         self._cursors = {
-            family.name: _Cursor(family, family.num_tasks(split), weights[family.name] / total) for family in families
+            family.name: _Cursor(family, family.num_tasks(split), Fraction(weights[family.name]) / total)
+            for family in families
         }
         for name, cursor in self._cursors.items():
             if cursor.size < 1:
@@ -68,7 +70,7 @@ class TaskSampler:
         task = self._task(name)
         for cursor in self._cursors.values():
             cursor.credit += cursor.share
-        self._cursors[name].credit -= 1.0
+        self._cursors[name].credit -= 1
         self._cursors[name].num_drawn += 1
         return task
 
@@ -94,21 +96,24 @@ class TaskSampler:
             "seed": self._seed,
             "split": self._split,
             "envs": {
-                name: {"size": c.size, "num_drawn": c.num_drawn, "credit": c.credit}
+                name: {"size": c.size, "num_drawn": c.num_drawn, "credit": str(c.credit)}
                 for name, c in self._cursors.items()
             },
             "requeued": [[t.env, t.split, t.index, t.seed] for t in self._requeued],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Weights may have changed; seed, split, envs and sizes may not (ConfigError)."""
+        """Go on where `state` was taken. Weights may have changed; seed, split, envs and sizes may not.
+
+        Raises ConfigError.
+        """
         envs: Mapping[str, Mapping[str, Any]] = state["envs"]
         was = (state["seed"], state["split"], {name: env["size"] for name, env in envs.items()})
         now = (self._seed, self._split, {name: cursor.size for name, cursor in self._cursors.items()})
         if was != now:
             raise ConfigError(f"cannot resume: the saved tasks are (seed, split, sizes) = {was}, now they are {now}")
         for name, cursor in self._cursors.items():
-            cursor.num_drawn, cursor.credit = int(envs[name]["num_drawn"]), float(envs[name]["credit"])
+            cursor.num_drawn, cursor.credit = int(envs[name]["num_drawn"]), Fraction(envs[name]["credit"])
         self._requeued = deque(
             Task(env=env, split=split, index=index, seed=seed) for env, split, index, seed in state["requeued"]
         )

@@ -1,0 +1,260 @@
+"""Which groups are in flight and how old each may get. A group ends exactly once: consumed, dropped or cancelled.
+
+    live ──▶ complete ──▶ consumed
+      ├────▶ dropped     no member is valid
+      └────▶ cancelled   a straggler under `stragglers = cancel`, its own switch, or the end of the run
+
+A group admitted at version a with staleness bound k is *due* at version a + k: the last version it may be consumed
+from. The learner may step from version v only if everything it leaves behind can still meet its due date, that is
+
+    for every d >= v:  number of groups left behind that are due by d  <=  (d - v) × largest batch
+
+(for d = v: none is left behind; for d > v it matters only if a batch can be smaller than the number of permits).
+Admissions obey the same rule, so that it can always be satisfied by completing, or cancelling, live groups.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import trio
+
+from agentrl_jax.controller.admission import Permit
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.group import AdmittedGroup
+from agentrl_jax.errors import NoProgressError
+from agentrl_jax.types import Group, Task
+
+
+class _State(Enum):
+    LIVE = auto()
+    COMPLETE = auto()
+    CONSUMED = auto()  # its step has not been published yet
+    CANCELLED = auto()  # its episodes are still closing their sessions
+
+
+@dataclass(kw_only=True, eq=False)
+class _Entry:
+    admitted: AdmittedGroup
+    permit: Permit
+    due: int
+    state: _State = _State.LIVE
+    group: Group | None = None
+
+    @property
+    def group_id(self) -> int:
+        return self.admitted.group_id
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (_State.LIVE, _State.COMPLETE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStatistics:
+    """A snapshot. num_admitted = num_live + num_complete + num_consumed + num_dropped + num_cancelled."""
+
+    version: int
+    num_admitted: int
+    num_live: int
+    num_complete: int
+    num_consumed: int
+    num_dropped: int
+    num_cancelled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectedBatch:
+    """The groups of one step, most urgent first, and their ages. straggler_wait_s: see StepTimings."""
+
+    groups: tuple[Group, ...]
+    ages: tuple[int, ...]
+    straggler_wait_s: Mapping[str, float]
+
+
+@dataclass
+class _Ended:
+    dropped: list[Group] = field(default_factory=list)
+    cancelled: list[Group] = field(default_factory=list)
+
+
+class Ledger:
+    """See the module. Everything but `admissible` and `collect` happens at once, without a checkpoint.
+
+    One task admits (`admissible`, `admit`), one task collects (`collect`, `finish_step`); any number settle.
+    """
+
+    def __init__(self, config: RolloutConfig, *, initial_version: int = 0, first_group_id: int = 0) -> None:
+        self._config = config
+        self._version = initial_version
+        self._next_group_id = self._first_group_id = first_group_id
+        self._entries: dict[int, _Entry] = {}
+        self._is_stepping = False
+        self._changed = trio.Event()
+        self._num_consumed = self._num_dropped = self._num_cancelled = 0
+        self._failures_in_a_row = 0
+        self._ended = _Ended()
+
+    @property
+    def version(self) -> int:
+        """The last published version: what age is counted from, and what a step starts from."""
+        return self._version
+
+    @property
+    def next_group_id(self) -> int:
+        return self._next_group_id
+
+    @property
+    def open_tasks(self) -> tuple[Task, ...]:
+        """The tasks of live and complete groups, oldest first."""
+        return tuple(e.admitted.task for e in self._entries.values() if e.is_open)
+
+    async def admissible(self, env: str) -> None:
+        """Wait until a group of `env` can be admitted and still be consumed in time."""
+        while not self._is_admissible(env):
+            await self._changed.wait()
+
+    def _is_admissible(self, env: str) -> bool:
+        # While a step is running, nothing can be consumed before the version after it.
+        next_version = self._version + self._is_stepping
+        due = self._version + self._config.staleness_bound(env)
+        capacity = self._config.batch_capacity
+        dues = sorted([due, *(e.due for e in self._entries.values() if e.is_open)])
+        return all(count <= (d - next_version + 1) * capacity for count, d in enumerate(dues, start=1) if d >= due)
+
+    def admit(self, task: Task, permit: Permit) -> AdmittedGroup:
+        """Enter a group that holds `permit`. The ledger returns the permit from now on."""
+        admitted = AdmittedGroup(group_id=self._next_group_id, task=task, admitted_version=self._version)
+        due = self._version + self._config.staleness_bound(task.env)
+        self._entries[admitted.group_id] = _Entry(admitted=admitted, permit=permit, due=due)
+        self._next_group_id += 1
+        return admitted
+
+    def settle(self, group: Group) -> None:
+        """All episodes of `group` have ended. Raises NoProgressError, RuntimeError if it was settled before."""
+        entry = self._running(group.group_id)
+        if entry.admitted.switch.is_tripped:
+            self._ended.cancelled.append(group)
+            self._cancelled(entry)
+        elif any(trajectory.end.is_valid for trajectory in group.trajectories):
+            self._failures_in_a_row = 0
+            entry.state, entry.group = _State.COMPLETE, group
+        else:
+            self._ended.dropped.append(group)
+            self._num_dropped += 1
+            self._remove(entry)
+            self._count_failure(group)
+        self._notify()
+
+    def abandon(self, group_id: int) -> None:
+        """A group's episodes ended without a record, because the run is ending. Raises RuntimeError like `settle`."""
+        self._cancelled(self._running(group_id))
+        self._notify()
+
+    def _running(self, group_id: int) -> _Entry:
+        entry = self._entries.get(group_id)
+        if entry is None or entry.state not in (_State.LIVE, _State.CANCELLED):
+            raise RuntimeError(f"group {group_id} is not running; a group ends exactly once")
+        return entry
+
+    def _count_failure(self, group: Group) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= self._config.max_consecutive_failures:
+            ends = sorted({trajectory.end.value for trajectory in group.trajectories})
+            errors = [trajectory.error for trajectory in group.trajectories if trajectory.error]
+            raise NoProgressError(
+                f"{self._failures_in_a_row} groups in a row had no valid member. The last one, of task "
+                f"{group.task.key}, ended as {', '.join(ends)}: {next(iter(errors), 'no error text')}"
+            )
+
+    async def collect(self) -> CollectedBatch:
+        """Wait for the batch of the next step and take it. `finish_step` must follow.
+
+        The batch is every complete group, most urgent first (the oldest, where all tasks share one bound), at least
+        min_groups_per_batch and at most max_groups_per_batch.
+        """
+        waits: dict[str, float] = {}
+        while True:
+            batch, left_late = self._plan()
+            is_enough = len(batch) >= self._config.min_groups_per_batch
+            if is_enough and self._config.stragglers == "cancel":
+                for entry in left_late:
+                    entry.state = _State.CANCELLED
+                    entry.admitted.switch.trip()
+                return self._take(batch, waits)
+            if is_enough and not left_late:
+                return self._take(batch, waits)
+            begun = trio.current_time()
+            await self._changed.wait()
+            for env in {entry.admitted.task.env for entry in left_late if is_enough}:
+                waits[env] = waits.get(env, 0.0) + trio.current_time() - begun
+
+    def _plan(self) -> tuple[list[_Entry], list[_Entry]]:
+        """The batch that a step would take now, and the groups that it must not leave behind."""
+        capacity = self._config.batch_capacity
+        in_order = sorted((e for e in self._entries.values() if e.is_open), key=lambda e: (e.due, e.group_id))
+        batch = [e for e in in_order if e.state is _State.COMPLETE][:capacity]
+        taken = {e.group_id for e in batch}
+        num_left, left_late = 0, []
+        for entry in in_order:
+            if entry.group_id in taken:
+                continue
+            if num_left + 1 > (entry.due - self._version) * capacity:
+                left_late.append(entry)
+            else:
+                num_left += 1
+        return batch, left_late
+
+    def _take(self, batch: Sequence[_Entry], waits: Mapping[str, float]) -> CollectedBatch:
+        self._is_stepping = True
+        self._num_consumed += len(batch)
+        for entry in batch:
+            entry.state = _State.CONSUMED
+        return CollectedBatch(
+            groups=tuple(entry.group for entry in batch if entry.group is not None),
+            ages=tuple(self._version - entry.admitted.admitted_version for entry in batch),
+            straggler_wait_s=waits,
+        )
+
+    def finish_step(self, version: int) -> None:
+        """The step's version is served (or, after a step that was not finite, still is): return its permits."""
+        if version < self._version:
+            raise RuntimeError(f"versions never go back: {version} after {self._version}")
+        self._version, self._is_stepping = version, False
+        for entry in [e for e in self._entries.values() if e.state is _State.CONSUMED]:
+            self._remove(entry)
+        self._notify()
+
+    def close(self) -> None:
+        """End the complete groups that no step will consume; every episode must have ended."""
+        for entry in list(self._entries.values()):
+            self._cancelled(entry)
+
+    def drain_ended(self) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+        """Return and forget the groups (dropped, cancelled) since the last call."""
+        ended, self._ended = self._ended, _Ended()
+        return tuple(ended.dropped), tuple(ended.cancelled)
+
+    def _cancelled(self, entry: _Entry) -> None:
+        self._num_cancelled += 1
+        self._remove(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._entries[entry.group_id]
+        entry.permit.release()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def statistics(self) -> LedgerStatistics:
+        states = [entry.state for entry in self._entries.values()]
+        return LedgerStatistics(
+            version=self._version,
+            num_admitted=self._next_group_id - self._first_group_id,
+            num_live=states.count(_State.LIVE) + states.count(_State.CANCELLED),
+            num_complete=states.count(_State.COMPLETE),
+            num_consumed=self._num_consumed,
+            num_dropped=self._num_dropped,
+            num_cancelled=self._num_cancelled,
+        )

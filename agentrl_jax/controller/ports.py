@@ -1,0 +1,83 @@
+"""What the training loop asks of others, and what it tells them. Values and protocols only."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrl_jax.controller.admission import AdmissionStatistics
+from agentrl_jax.controller.group import AdmittedGroup
+from agentrl_jax.controller.ledger import LedgerStatistics
+from agentrl_jax.types import EpisodeEnd, Group, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What a learner step came to. If it was not finite, the learner kept its params."""
+
+    is_finite: bool
+    metrics: Mapping[str, float]
+
+
+class LearnerPort(Protocol):
+    """The side that owns the params."""
+
+    async def step(self, groups: tuple[Group, ...], version: int) -> StepOutcome:
+        """Train once on `groups`, from the params of `version`. Cancelling it may take effect when it is done."""
+        ...
+
+
+RunOneGroup = Callable[[AdmittedGroup], Awaitable[Group]]
+
+Publish = Callable[[int], Awaitable[None]]
+"""Serve the learner's params as this version; returns once no token is sampled by an older one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimings:
+    """Seconds of one step. straggler_wait_s (by env) is part of collect_s: time in which the batch was large enough
+    but a group of that env had to be waited for; several envs may be waited for at once."""
+
+    collect_s: float
+    learn_s: float
+    publish_s: float
+    straggler_wait_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRecord:
+    """One step of the loop, told after its publish.
+
+    version: the learner's before the step. ages: of `groups`, in their order, relative to it.
+    dropped, cancelled: the groups that ended so since the previous record; `groups` are the consumed ones.
+    ends: why the episodes of all these groups ended.
+    open_tasks: of the groups still in flight, oldest first. Together with the sampler's state at this moment they
+      are what a resumed run issues again.
+    """
+
+    step: int
+    version: int
+    is_finite: bool
+    groups: tuple[Group, ...]
+    ages: tuple[int, ...]
+    dropped: tuple[Group, ...]
+    cancelled: tuple[Group, ...]
+    ends: Mapping[EpisodeEnd, int]
+    metrics: Mapping[str, float]
+    timings: StepTimings
+    open_tasks: tuple[Task, ...]
+
+
+OnStep = Callable[[StepRecord], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """How the loop ended. num_steps: of this call. is_stopped: on request, before max_steps."""
+
+    version: int
+    num_steps: int
+    is_stopped: bool
+    next_group_id: int
+    open_tasks: tuple[Task, ...]
+    ledger: LedgerStatistics
+    admission: AdmissionStatistics
