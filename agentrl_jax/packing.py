@@ -227,7 +227,7 @@ def _score(
     groups: Sequence[Group], trajectories: Sequence[Trajectory], tasks: Ids, config: AdvantageConfig
 ) -> Advantages:
     # Numbered by place in the batch: whatever the groups are called, two of them are never taken for one.
-    group_ids = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])
+    group_ids = np.repeat(np.arange(len(groups)), np.array([len(group.trajectories) for group in groups], np.int64))
     return compute_advantages(
         np.array([np.nan if t.reward is None else t.reward for t in trajectories], np.float64),
         np.array([t.end.is_valid for t in trajectories], np.bool_),

@@ -296,8 +296,8 @@ class Trajectory:
     def __post_init__(self) -> None:
         if self.end.is_infrastructure != (self.reward is None):
             raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
-        if self.reward is not None and not np.isfinite(self.reward):
-            raise RecordError(f"a reward must be finite, got {self.reward}")
+        if not all(np.isfinite(given) for given in (self.reward, self.env_reward) if given is not None):
+            raise RecordError(f"a reward must be finite, got {self.reward} (from the environment {self.env_reward})")
 
     @property
     def episode_id(self) -> str:

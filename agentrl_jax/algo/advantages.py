@@ -90,7 +90,7 @@ def group_advantages(
 ) -> tuple[Doubles, Bools]:
     """A_i = R_i − mean(R of the group), optionally divided by (std(R of the group) + eps). Positive is better.
 
-    Mean and unbiased standard deviation are over the valid members of the group (GRPO, arXiv 2402.03300, eq. 3).
+    Mean and unbiased standard deviation are over the valid members of the group (GRPO, arXiv 2402.03300, §4.1.2).
     A group with fewer than two valid members, or whose valid rewards are all equal, has no signal: its advantages
     are exactly 0 (the released AgentRL code gives a lone member its raw reward instead).
 
@@ -113,7 +113,6 @@ def group_advantages(
     if not np.isfinite(score).all():
         raise RecordError(f"rewards of valid trajectories must be finite, got {score[~np.isfinite(score)]}")
     names, group = np.unique(np.asarray(group_ids), return_inverse=True)
-
     num_valid = _sum_by(group, voting.astype(np.float64), len(names))
     centred = np.where(voting, score - (_sum_by(group, score, len(names)) / np.maximum(num_valid, 1.0))[group], 0.0)
     best, worst = np.full(len(names), -np.inf), np.full(len(names), np.inf)
@@ -161,7 +160,6 @@ def task_normalise(
     takes_part = (tokens > 0) & (np.asarray(has_signal, np.bool_) | (mode == "paper"))
     weight = np.where(takes_part, tokens, 0.0)
     names, task = np.unique(np.asarray(task_ids), return_inverse=True)
-
     num_tokens = _sum_by(task, weight, len(names))
     centred = before - (_sum_by(task, weight * before, len(names)) / np.maximum(num_tokens, 1.0))[task]
     std = np.sqrt(_sum_by(task, weight * centred**2, len(names)) / np.maximum(num_tokens - 1.0, 1.0))
@@ -179,5 +177,6 @@ def _sum_by(index: Indices, values: Doubles, num: int) -> Doubles:
 
 def _num_groups(task: Indices, group_ids: Indices, takes_part: Bools, num_tasks: int) -> Indices:
     """int [num_tasks]: groups with at least one trajectory that takes part."""
-    pairs = np.unique(np.stack([task[takes_part], group_ids[takes_part]]), axis=1)
+    _, group = np.unique(group_ids, return_inverse=True)
+    pairs = np.unique(np.stack([task[takes_part], group[takes_part]]), axis=1)
     return np.bincount(pairs[0], minlength=num_tasks)

@@ -62,7 +62,7 @@ def clipped_surrogate(
 ) -> Float[Array, "*b"]:
     """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)), for A < 0 at most dual_clip·|A|; ρ = π/π_behavior.
 
-    PPO's surrogate (arXiv 1707.06347, eq. 7) with the dual clip of arXiv 1912.09729, eq. 5, as in AgentRL's code.
+    PPO's surrogate (arXiv 1707.06347, eq. 7) with the dual clip of arXiv 1912.09729, as in AgentRL's code.
     Sign: to be minimised; lowering it makes tokens of positive advantage likelier. Gradients flow into `logprobs`
     only; `behavior_logprobs` and `advantages` are constants. No gradient where the bound in force is constant, and
     none beyond |log ρ| = 20 (see `corrections.log_ratio`). Every input must be finite: mask first.

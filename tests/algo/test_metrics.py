@@ -1,0 +1,99 @@
+"""What groups say about their tasks, counted by hand."""
+
+import math
+
+import pytest
+
+from agentrl_jax.algo.metrics import TaskMetrics, combine, is_success, macro_average, means, merge, task_metrics
+from agentrl_jax.batch import Weighted
+from agentrl_jax.types import EpisodeEnd, Group
+from tests.algo.record_builders import make_group, make_segment, make_trajectory, make_turn
+
+
+def test_sums_add_up_name_by_name() -> None:
+    first = {"a": Weighted(total=1.0, weight=1.0), "b": Weighted(total=5.0, weight=2.0)}
+    second = {"a": Weighted(total=1.0, weight=9.0)}
+    combined = combine([first, second])
+    assert combined == {"a": Weighted(total=2.0, weight=10.0), "b": Weighted(total=5.0, weight=2.0)}
+    assert means(combined) == {"a": 0.2, "b": 2.5}
+    assert combine([]) == {}
+
+
+def test_a_group_by_hand() -> None:
+    group = make_group(
+        [1.0, 0.4, None],
+        segments=[
+            [make_segment(make_turn(2, 3), make_turn(1, 2, pool="lagging"))],
+            [make_segment(make_turn(2, 1))],
+            [],
+        ],
+    )
+    metrics = task_metrics([group])["search"]
+    figures = metrics.as_floats()
+    assert metrics.ends == {EpisodeEnd.COMPLETED: 2, EpisodeEnd.ENV_ERROR: 1}
+    expected = {
+        "num_groups": 1,
+        "num_episodes": 3,
+        "reward_mean": 0.7,
+        "success_rate": 1 / 2,
+        "success_rate_attempted": 1 / 3,
+        "zero_signal_frac": 0.0,
+        "best_of_n_reward": 1.0,
+        "best_of_n_success_rate": 1.0,
+        "episode_tokens": 11 / 3,
+        "episode_loss_tokens": 6 / 3,
+        "episode_turns": 1.0,
+        "lagging_turn_frac": 1 / 3,
+        "end_completed_frac": 2 / 3,
+        "end_env_error_frac": 1 / 3,
+        "end_max_turns_frac": 0.0,
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert math.isnan(figures["call_error_frac"])
+
+
+def test_met_07_errors_do_not_inflate_the_success_rate() -> None:
+    metrics = task_metrics([make_group([1.0, 1.0, 0.0, None])])["search"]
+    assert metrics.success_rate == pytest.approx(2 / 3)
+    assert metrics.success_rate_attempted == pytest.approx(2 / 4)
+
+
+def test_success_is_what_the_env_gave_before_any_penalty() -> None:
+    assert is_success(make_trajectory(-0.2, env_reward=1.0, end=EpisodeEnd.MAX_TURNS))
+    assert not is_success(make_trajectory(-0.2, end=EpisodeEnd.MAX_TURNS))
+    assert not is_success(make_trajectory(0.99))
+    assert not is_success(make_trajectory(None, env_reward=1.0, end=EpisodeEnd.ENGINE_ERROR))
+
+
+def test_envs_are_kept_apart_and_come_in_alphabetical_order() -> None:
+    groups = [
+        make_group([1.0, 0.0], group_id=0, env="web"),
+        make_group([1.0, 1.0], group_id=1, env="db"),
+        make_group([None, None], group_id=2, env="db"),
+    ]
+    by_env = task_metrics(groups)
+    assert list(by_env) == ["db", "web"]
+    assert (by_env["db"].zero_signal_frac, by_env["web"].zero_signal_frac) == (1.0, 0.0)
+    assert (by_env["db"].num_scored_groups, by_env["db"].best_of_n_success_rate) == (1, 1.0)
+
+
+def test_micro_average_weighs_episodes_and_macro_average_weighs_tasks() -> None:
+    groups: list[Group] = [make_group([0.0], group_id=i, env="big") for i in range(9)]
+    groups.append(make_group([1.0], group_id=9, env="small"))
+    by_env = task_metrics(groups)
+    assert merge(by_env.values()).success_rate == pytest.approx(0.1)
+    assert macro_average(metrics.success_rate for metrics in by_env.values()) == pytest.approx(0.5)
+
+
+def test_nothing_measured_is_nan_and_left_out_of_macro_averages() -> None:
+    empty = merge([])
+    assert empty == TaskMetrics()
+    assert math.isnan(empty.success_rate)
+    assert macro_average([empty.success_rate, 0.5]) == 0.5
+    assert math.isnan(macro_average([]))
+
+
+def test_merging_in_parts_equals_merging_at_once() -> None:
+    groups = [make_group(rewards, group_id=i) for i, rewards in enumerate([[1.0, 0.3], [None, 1.0], [0.0, -0.2]])]
+    parts = [task_metrics([group])["search"] for group in groups]
+    assert merge([merge(parts[:1]), merge(parts[1:])]) == merge(parts) == task_metrics(groups)["search"]

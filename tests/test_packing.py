@@ -1,0 +1,347 @@
+"""Packing: exact contents by hand, then what neither padding, bucket, order nor micro-batch size may change."""
+
+import math
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax.algo.advantages import AdvantageConfig
+from agentrl_jax.algo.bins import first_fit_decreasing
+from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.algo.metrics import combine, means
+from agentrl_jax.batch import TokenBatch
+from agentrl_jax.errors import ConfigError, RecordError
+from agentrl_jax.packing import (
+    PackedBatch,
+    PackingConfig,
+    build_batch,
+    load_batch,
+    pack_demonstrations,
+    pack_segments,
+    save_batch,
+)
+from agentrl_jax.types import Group
+from tests.algo.record_builders import make_group, make_segment, make_turn
+
+PLAIN = AdvantageConfig(scale_by_std=False, task_normalisation="off")
+
+
+def one_row(tokens: int) -> PackingConfig:
+    return PackingConfig(row_tokens=(tokens,), rows_per_micro_batch=1)
+
+
+def varied_groups(seed: int = 0) -> list[Group]:
+    """Two envs, six groups, several turns and segments, masked tokens, versions 3 to 7; some without signal."""
+    rng = np.random.default_rng(seed)
+
+    def segments() -> list:
+        return [
+            make_segment(
+                *(
+                    make_turn(
+                        int(rng.integers(1, 5)),
+                        int(rng.integers(1, 7)),
+                        version=int(rng.integers(3, 8)),
+                        first_id=int(rng.integers(1, 20)),
+                        masked=[0] if rng.random() < 0.2 else [],
+                    )
+                    for _ in range(rng.integers(1, 4))
+                )
+            )
+            for _ in range(rng.integers(1, 3))
+        ]
+
+    rewards = [[1.0, 0.0, 0.0], [1.0, 0.3, None], [0.0, 0.0, 0.0], [1.0, 0.0, -0.2], [None, 1.0, None], [0.5, 1.0, 0.0]]
+    return [
+        make_group(values, group_id=i, env="ab"[i % 2], index=i, segments=[segments() for _ in values])
+        for i, values in enumerate(rewards)
+    ]
+
+
+def stacked(batch: PackedBatch) -> TokenBatch:
+    return TokenBatch(*(np.concatenate(parts) for parts in zip(*batch.micro_batches, strict=True)))
+
+
+def test_one_group_in_one_row_by_hand() -> None:
+    first = make_segment(make_turn(2, 2, version=4, first_id=10), make_turn(1, 1, version=5, first_id=20))
+    second = make_segment(make_turn(1, 2, version=5, first_id=30, masked=[0]))
+    group = make_group([1.0, 0.0], segments=[[first], [second]])
+    batch = build_batch([group], advantages=PLAIN, packing=one_row(12), learner_version=7)
+    (row,) = batch.micro_batches
+    assert row.ids.tolist() == [[1, 2, 10, 11, 1, 20, 1, 30, 31, 0, 0, 0]]
+    assert row.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 0, 0]]
+    assert row.segment_ids.tolist() == [[1, 1, 1, 1, 1, 1, 2, 2, 2, 0, 0, 0]]
+    assert row.loss_mask.astype(int).tolist() == [[0, 0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0]]
+    assert row.has_signal.tolist() == row.loss_mask.tolist()
+    assert row.advantages.tolist() == [[0, 0, 0.5, 0.5, 0, 0.5, 0, 0, -0.5, 0, 0, 0]]
+    assert row.version_lag.tolist() == [[0, 0, 3, 3, 0, 2, 0, 0, 2, 0, 0, 0]]
+    np.testing.assert_allclose(row.behavior_logprobs, [[0, 0, -0.5, -0.51, 0, -0.5, 0, 0, -0.51, 0, 0, 0]], rtol=1e-6)
+    assert (batch.loss_weight, batch.num_loss_tokens, batch.num_tokens, batch.efficiency) == (4.0, 4, 9, 0.75)
+    assert (batch.task_names, batch.row_tokens) == (("search",), 12)
+    assert batch.stats["token_staleness_max"] == 3.0
+    assert batch.stats["advantage_abs_mean"] == 0.5
+    assert [array.dtype.name for array in row] == [
+        "int32", "int32", "int32", "bool", "bool", "float32", "float32", "int32", "int32",
+    ]  # fmt: skip
+
+
+def test_a_group_without_signal_keeps_its_loss_mask_only() -> None:
+    groups = [make_group([1.0, 1.0], group_id=0), make_group([1.0, 0.0], group_id=1)]
+    batch = build_batch(groups, advantages=PLAIN, packing=one_row(10), learner_version=0)
+    rows = stacked(batch)
+    assert (batch.num_loss_tokens, batch.loss_weight) == (12, 6.0)
+    assert (rows.advantages[~rows.has_signal] == 0).all()
+    assert (batch.stats["num_signal_groups"], batch.stats["num_groups"]) == (1.0, 2.0)
+
+
+def test_paper_mode_lets_groups_without_signal_take_part() -> None:
+    groups = [make_group([1.0, 1.0], group_id=0), make_group([1.0, 0.0, 0.0], group_id=1)]
+    batch = build_batch(
+        groups, advantages=AdvantageConfig(task_normalisation="paper"), packing=one_row(10), learner_version=0
+    )
+    rows = stacked(batch)
+    assert batch.loss_weight == batch.num_loss_tokens == 15
+    assert rows.advantages[rows.loss_mask].mean() == pytest.approx(0.0, abs=1e-6)
+    assert rows.advantages[rows.loss_mask].std(ddof=1) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_tasks_are_named_alphabetically_and_tasks_without_two_signals_are_counted() -> None:
+    groups = [make_group([1.0, 0.0], group_id=i, env=env) for i, env in enumerate(["z", "a", "z"])]
+    batch = build_batch(groups, advantages=AdvantageConfig(), packing=one_row(10), learner_version=0)
+    rows = stacked(batch)
+    assert batch.task_names == ("a", "z")
+    assert np.bincount(rows.task_ids[rows.loss_mask]).tolist() == [6, 12]
+    assert batch.stats["num_tasks_not_normalised"] == 1.0
+
+
+def test_the_bucket_with_the_fewest_slots_wins_and_the_smaller_of_equals() -> None:
+    def bucket(lengths: list[int], *buckets: int, rows: int = 1) -> tuple[int, int]:
+        micro_batches = pack_segments(lengths, {}, PackingConfig(row_tokens=buckets, rows_per_micro_batch=rows))
+        return len(micro_batches), micro_batches[0].ids.shape[1]
+
+    assert bucket([5, 5], 4, 6, 10) == (1, 10)  # 2 · 6 > 10
+    assert bucket([3, 3], 4, 8) == (2, 4)  # 8 = 8
+    assert bucket([6, 2], 4, 8, 16) == (1, 8)
+    assert bucket([3, 3, 3], 4, 8, rows=2) == (2, 4)  # 4 · 4 = 2 · 8, empty rows included
+
+
+def test_every_micro_batch_has_the_same_shape_and_the_last_is_padded() -> None:
+    config = PackingConfig(row_tokens=(8,), rows_per_micro_batch=3)
+    micro_batches = pack_segments([8, 8, 8, 8], {"loss_mask": np.ones(32, np.bool_)}, config)
+    assert [batch.ids.shape for batch in micro_batches] == [(3, 8), (3, 8)]
+    last = micro_batches[1]
+    assert last.segment_ids[1:].max() == last.positions[1:].max() == 0
+    assert not last.loss_mask[1:].any()
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
+@settings(max_examples=60, deadline=None)
+def test_first_fit_places_each_segment_once_without_overlap(lengths: list[int], capacity: int) -> None:
+    placement = first_fit_decreasing(lengths, capacity)
+    slots = np.zeros((placement.num_rows, capacity), np.int64)
+    for row, offset, length in zip(placement.rows, placement.offsets, lengths, strict=True):
+        assert offset + length <= capacity
+        slots[row, offset : offset + length] += 1
+    assert slots.max(initial=0) <= 1
+    assert slots.sum() == sum(lengths)
+    for row in range(placement.num_rows):
+        inside = placement.rows == row
+        in_order = np.argsort(placement.offsets[inside])
+        assert placement.ranks[inside][in_order].tolist() == list(range(inside.sum()))
+        assert slots[row].argmin() == slots[row].sum() or slots[row].all()  # no holes
+    assert (2 * slots.sum(axis=1) <= capacity).sum() <= 1  # the later of two such rows would have fitted the earlier
+
+
+def test_first_fit_decreasing_by_hand() -> None:
+    placement = first_fit_decreasing([4, 8, 1, 4, 2, 1], 10)  # the textbook case: two full rows
+    assert placement.rows.tolist() == [1, 0, 1, 1, 0, 1]
+    assert placement.num_rows == 2
+
+
+@pytest.mark.parametrize("lengths", [[0], [11], [3, -1]])
+def test_impossible_lengths_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(RecordError, match=r"\[1, 10\]"):
+        first_fit_decreasing(lengths, 10)
+
+
+def test_thousands_of_segments_pack_tightly_and_at_once() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(7.3, 0.8, 4096), 200, 8192).astype(int)
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    config = PackingConfig(row_tokens=(8192,), rows_per_micro_batch=2)
+    start = time.process_time()
+    micro_batches = pack_segments(lengths, {"ids": ids}, config)
+    assert time.process_time() - start < 1.0
+    rows = np.concatenate([batch.ids for batch in micro_batches])
+    assert lengths.sum() / rows.size >= 0.98
+    seen = np.zeros(lengths.sum(), np.bool_)
+    seen[rows[np.concatenate([batch.segment_ids for batch in micro_batches]) > 0]] = True
+    assert seen.all()
+
+
+def test_a_segment_that_is_too_long_is_named() -> None:
+    group = make_group([1.0, 0.0], group_id=5, segments=[[make_segment(make_turn(9, 9))], [make_segment()]])
+    with pytest.raises(RecordError, match=r"g5-m0 of search/train/0/0.*18 tokens.*16"):
+        build_batch([group], advantages=PLAIN, packing=one_row(16), learner_version=0)
+    with pytest.raises(RecordError, match="demonstration 0"):
+        pack_demonstrations([(np.ones(17, np.int32), np.zeros(17, np.bool_))], one_row(16))
+
+
+def test_a_token_from_the_future_is_refused() -> None:
+    group = make_group([1.0], segments=[[make_segment(make_turn(version=9))]])
+    with pytest.raises(RecordError, match="version 9 reached a learner at 8"):
+        build_batch([group], advantages=PLAIN, packing=one_row(16), learner_version=8)
+
+
+@pytest.mark.parametrize(
+    "options", [{"row_tokens": ()}, {"row_tokens": (8, 4)}, {"row_tokens": (4, 4)}, {"row_tokens": (0,)}, {"rows": 0}]
+)
+def test_wrong_packing_options_are_refused(options: dict) -> None:
+    with pytest.raises(ConfigError, match="got"):
+        PackingConfig(row_tokens=options.get("row_tokens", (8,)), rows_per_micro_batch=options.get("rows", 1))
+
+
+def test_demonstrations_by_hand() -> None:
+    batch = pack_demonstrations(
+        [
+            (np.array([5, 6, 7], np.int32), np.array([False, True, True])),
+            (np.array([8, 9], np.int32), np.array([False, True])),
+        ],
+        one_row(6),
+    )
+    (row,) = batch.micro_batches
+    assert row.ids.tolist() == [[5, 6, 7, 8, 9, 0]]
+    assert row.loss_mask.tolist() == row.has_signal.tolist() == [[False, True, True, False, True, False]]
+    assert row.advantages.tolist() == [[0, 1, 1, 0, 1, 0]]
+    assert not row.behavior_logprobs.any()
+    assert (batch.loss_weight, batch.num_tokens, batch.task_names) == (3.0, 5, ("demonstrations",))
+
+
+@pytest.mark.parametrize(
+    ("num_ids", "mask", "message"), [(2, [True, True], "first token"), (2, [False], "as many"), (0, [], "as many")]
+)
+def test_wrong_demonstrations_are_refused(num_ids: int, mask: list[bool], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        pack_demonstrations([(np.ones(num_ids, np.int32), np.array(mask, np.bool_))], one_row(6))
+
+
+def test_nothing_to_train_gives_no_micro_batch() -> None:
+    for groups in ([], [make_group([None, None])]):
+        batch = build_batch(groups, advantages=AdvantageConfig(), packing=one_row(6), learner_version=0)
+        assert batch.micro_batches == ()
+        assert (batch.loss_weight, batch.num_tokens, batch.efficiency, batch.row_tokens) == (0.0, 0, 0.0, 0)
+
+
+def test_arrays_are_read_only() -> None:
+    batch = build_batch([make_group([1.0, 0.0])], advantages=PLAIN, packing=one_row(16), learner_version=0)
+    with pytest.raises(ValueError, match="read-only"):
+        batch.micro_batches[0].ids[0, 0] = 1
+
+
+def toy_logprobs(table: jax.Array, tokens: TokenBatch) -> jax.Array:
+    """log-probabilities that depend on a token, its position and the one before it in its segment."""
+    before = jnp.concatenate([jnp.zeros_like(tokens.ids[:, :1]), tokens.ids[:, :-1]], axis=1)
+    before = jnp.where(jnp.asarray(tokens.positions) > 0, before, 0)
+    return -0.5 - 0.3 * jnp.square(jnp.sin(table[tokens.ids] + table[before] * jnp.cos(1.0 * tokens.positions)))
+
+
+def loss_and_gradient(batch: PackedBatch, table: np.ndarray) -> tuple[float, np.ndarray, dict[str, float]]:
+    """What a learner does: sums over micro-batches, one division by the global weight."""
+    loss_fn = make_loss(LossConfig(clip_low=0.05, clip_high=0.05))
+
+    @jax.jit
+    def accumulate(table: jax.Array, tokens: TokenBatch) -> tuple:
+        def objective(table: jax.Array) -> tuple:
+            output = loss_fn(toy_logprobs(table, tokens), tokens)
+            return output.loss.total / batch.loss_weight, output
+
+        return jax.grad(objective, has_aux=True)(table)
+
+    parts = [accumulate(jnp.asarray(table), tokens) for tokens in batch.micro_batches]
+    outputs = [output for _, output in parts]
+    assert sum(float(output.loss.weight) for output in outputs) == batch.loss_weight
+    total = sum(float(output.loss.total) for output in outputs) / batch.loss_weight
+    return total, np.sum([gradient for gradient, _ in parts], axis=0), means(combine(o.metrics for o in outputs))
+
+
+def test_loss_gradient_and_metrics_do_not_depend_on_the_layout() -> None:
+    groups = varied_groups()
+    table = np.random.default_rng(1).normal(size=64)
+    layouts = [
+        (groups, PackingConfig(row_tokens=(64,), rows_per_micro_batch=1)),
+        (groups, PackingConfig(row_tokens=(64, 256), rows_per_micro_batch=2)),
+        (groups, PackingConfig(row_tokens=(1024,), rows_per_micro_batch=4)),
+        (groups[::-1], PackingConfig(row_tokens=(50,), rows_per_micro_batch=3)),
+    ]
+    with jax.enable_x64(True):
+        results = [
+            loss_and_gradient(
+                build_batch(some, advantages=AdvantageConfig(), packing=packing, learner_version=9), table
+            )
+            for some, packing in layouts
+        ]
+    loss, gradient, metrics = results[0]
+    assert np.abs(gradient).max() > 1e-3
+    assert 0 < metrics["clip_low_frac"] < 1
+    for other in results[1:]:
+        np.testing.assert_allclose(other[0], loss, rtol=1e-9)
+        np.testing.assert_allclose(other[1], gradient, rtol=1e-9, atol=1e-12)
+        assert other[2] == pytest.approx(metrics, rel=1e-9)
+
+
+def test_loss_equals_a_loop_over_trajectories() -> None:
+    groups = varied_groups(2)
+    batch = build_batch(groups, advantages=PLAIN, packing=one_row(64), learner_version=9)
+    table = np.random.default_rng(3).normal(size=64)
+    total, weight = 0.0, 0
+    for group in groups:
+        rewards = [t.reward for t in group.trajectories if t.reward is not None]
+        for trajectory in group.trajectories:
+            if trajectory.reward is None or len(set(rewards)) < 2:
+                continue
+            advantage = trajectory.reward - sum(rewards) / len(rewards)
+            for segment in trajectory.segments:
+                for t in np.flatnonzero(segment.loss_mask):
+                    angle = table[segment.ids[t]] + table[segment.ids[t - 1]] * math.cos(t)
+                    ratio = math.exp(-0.5 - 0.3 * math.sin(angle) ** 2 - float(segment.behavior_logprobs[t]))
+                    total += max(-advantage * ratio, -advantage * min(max(ratio, 0.95), 1.05))
+                    weight += 1
+    with jax.enable_x64(True):
+        loss, _, _ = loss_and_gradient(batch, table)
+    assert batch.loss_weight == weight
+    np.testing.assert_allclose(loss, total / weight, rtol=1e-6)  # advantages travel as float32
+
+
+@pytest.mark.parametrize("groups", [varied_groups(), []], ids=["full", "empty"])
+def test_a_recorded_batch_comes_back_exactly(tmp_path: Path, groups: list[Group]) -> None:
+    packing = PackingConfig(row_tokens=(64,), rows_per_micro_batch=2)
+    batch = build_batch(groups, advantages=AdvantageConfig(), packing=packing, learner_version=9)
+    path = tmp_path / "step-000001.npz"
+    save_batch(path, batch)
+    loaded = load_batch(path)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    for name in ("loss_weight", "num_loss_tokens", "num_tokens", "efficiency", "task_names", "stats"):
+        assert getattr(loaded, name) == getattr(batch, name), name
+    assert len(loaded.micro_batches) == len(batch.micro_batches)
+    for before, after in zip(batch.micro_batches, loaded.micro_batches, strict=True):
+        for name, x, y in zip(TokenBatch._fields, before, after, strict=True):
+            assert (x.dtype, x.tobytes(), x.shape) == (y.dtype, y.tobytes(), y.shape), name
+            assert not y.flags.writeable
+
+
+def test_other_files_are_not_taken_for_batches(tmp_path: Path) -> None:
+    other, pickled = tmp_path / "other.npz", tmp_path / "pickled.npz"
+    np.savez(other, x=np.zeros(3))
+    with pytest.raises(RecordError, match="not a recorded batch"):
+        load_batch(other)
+    np.savez(other, format=99)
+    with pytest.raises(RecordError, match="format 99"):
+        load_batch(other)
+    np.savez(pickled, format=np.array([{}], object))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        load_batch(pickled)
