@@ -183,6 +183,6 @@ class _Run:
         if self.num_fruitless >= self.config.max_fruitless_steps:
             why = "had no signal and no positive reward" if outcome.is_finite else "did not give a finite step"
             raise NoProgressError(
-                f"{self.num_fruitless} steps in a row taught nothing: the last {len(groups)} groups {why}. Start from a "
-                "policy that solves some tasks, or look at the learner's metrics"
+                f"{self.num_fruitless} steps in a row taught nothing: the last {len(groups)} groups {why}. Start from "
+                "a policy that solves some tasks, or look at the learner's metrics"
             )

@@ -4,6 +4,7 @@
 a data set of such. All of them count what happens to them in a `SessionLog`.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class ScriptedSession:
         await trio.sleep(self._script.close_s)
 
     async def _take_time(self, number: int, seconds: float) -> None:
-        await (trio.sleep_forever() if self._script.hangs_at(number) else trio.sleep(seconds))
+        await trio.sleep(math.inf if self._script.hangs_at(number) else seconds)
         self._script.raise_fault(number, self._task)
 
 
