@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from agentrl_jax.env import Action, FamilyOptions
 from agentrl_jax.errors import ConfigError, EnvError
@@ -18,6 +19,7 @@ from envs.knowledge_graph.freebase import load
 from envs.knowledge_graph.freebase_questions import (
     MAX_FAN,
     MAX_NAME_CHARS,
+    MAX_OBJECT_FRAC,
     MAX_RELATION_CHARS,
     telling_relations,
     usable_pairs,
@@ -161,6 +163,10 @@ def test_the_gold_answers_are_what_following_the_relations_gives(real_data, raw_
             assert all(names.count(names[i]) == 1 and len(names[i]) <= MAX_NAME_CHARS for i in reached)
             assert len(name) <= MAX_RELATION_CHARS
         assert question.answers == {names[i] for i in reached}
+        asked = relations.index(question.relations[-1])
+        times = Counter(i for (_, relation), found in objects.items() if relation == asked for i in found)
+        num_heads = sum(relation == asked for _, relation in objects)
+        assert max(times.values()) <= MAX_OBJECT_FRAC * num_heads
 
 
 @pytest.mark.data
@@ -228,3 +234,22 @@ def test_the_real_slice_loads_within_two_seconds(real_data, tmp_path):
     graph = load(tmp_path)
     assert time.process_time() - started_s < 2.0
     assert np.array_equal(graph.pairs, load(real_data).pairs)
+
+
+@pytest.mark.data
+def test_a_real_episode_stays_short_with_a_small_tokenizer(real_data):
+    kg = family(FamilyOptions(data=real_data))
+
+    def text_of(split, i):
+        messages = kg.demonstrate(kg.task(split, i), Random(i), noise=0.2)
+        return "\n".join(f"<{m.role}>\n{m.content}{[dict(call.arguments) for call in m.tool_calls]}" for m in messages)
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([text_of("train", i) for i in range(800)], trainer)
+    num_tokens = [len(tokenizer.encode(text_of("eval", i)).ids) for i in range(200)]
+    assert max(num_tokens) < 500
+    assert sum(num_tokens) / len(num_tokens) < 200
