@@ -5,6 +5,7 @@ transformers' `apply_chat_template` gives them.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -77,16 +78,9 @@ def hermes_template(*, preamble: str = FULL_PREAMBLE, instructions: str = FULL_I
     `<tool_call>` blocks; a run of tool messages is one user turn of `<tool_response>` blocks. There is no default
     system message.
     """
+    texts = {"PREAMBLE": preamble, "INSTRUCTIONS": instructions}
     # A JSON string is also a Jinja string literal.
-    quoted = {
-        "PREAMBLE": json.dumps(preamble, ensure_ascii=False),
-        "INSTRUCTIONS": json.dumps(instructions, ensure_ascii=False),
-    }
-    source = _HERMES
-    for name, literal in quoted.items():
-        before, _, after = source.partition(name)
-        source = before + literal + after
-    return source
+    return re.sub("PREAMBLE|INSTRUCTIONS", lambda match: json.dumps(texts[match[0]], ensure_ascii=False), _HERMES)
 
 
 class ChatTemplate:

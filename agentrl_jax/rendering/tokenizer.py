@@ -48,12 +48,16 @@ class ChatTokenizer:
         return self.special_tokens.get(self.constants.get("pad_token", ""))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`. Special tokens are recognised; nothing is added in front or behind."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        """Return the ids of `text`. Special tokens are recognised; nothing is added in front or behind.
+
+        Unpaired surrogates, which no UTF-8 can carry, count as U+FFFD.
+        """
+        ids: list[int] = self._backend.encode(_without_surrogates(text), add_special_tokens=False).ids
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of `text` as if the vocabulary had no added tokens: `<|im_end|>` is just characters."""
+        text = _without_surrogates(text)
         if self._backend.normalizer is not None:
             text = self._backend.normalizer.normalize_str(text)
         words = [text]
@@ -86,9 +90,9 @@ def load_tokenizer(folder: str | PathLike[str]) -> ChatTokenizer:
     named = {**_read_json(root / "special_tokens_map.json"), **config}
     constants = {name: _spelling(token) for name, token in named.items() if name.endswith("_token") and token}
     constants = {name: token for name, token in constants.items() if token}
-    eos_ids = _read_json(root / "generation_config.json").get("eos_token_id") or []
-    eos_ids = [eos_ids] if isinstance(eos_ids, int) else eos_ids
-    eos_tokens = [constants.get("eos_token"), *(backend.id_to_token(id_) for id_ in eos_ids)]
+    eos_ids = _read_json(root / "generation_config.json").get("eos_token_id", [])
+    eos_ids = eos_ids if isinstance(eos_ids, list) else [eos_ids]
+    eos_tokens = [constants.get("eos_token"), *(backend.id_to_token(id_) for id_ in eos_ids if id_ is not None)]
     return ChatTokenizer(
         backend,
         chat_template=_chat_template(root, config),
@@ -124,6 +128,14 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _spelling(token: Any) -> str:
     content = token.get("content", "") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _bytes_of_ids(backend: Any, added: Mapping[int, str]) -> dict[int, bytes] | None:

@@ -16,7 +16,7 @@ ToolCallPolicy = Literal["strict", "lenient"]
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_FENCE = re.compile(r"^```[a-zA-Z]*[ \t]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```[\w-]*[ \t]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _MAX_NESTING = 64
 
 
@@ -73,7 +73,8 @@ def _parse_block(text: str, payload: int) -> tuple[ToolCall, int]:
     value, end = _decode_json(text, payload)
     end = _skip_space(text, end)
     if not text.startswith(_CLOSE, end):
-        raise _Malformed(f"expected {_CLOSE} after the JSON object, got {text[end : end + 20]!r}")
+        found = text[end : end + 20].partition("\n")[0]
+        raise _Malformed(f"expected {_CLOSE} after the JSON object, got {found!r}")
     return _to_call(value), end + len(_CLOSE)
 
 
