@@ -1,0 +1,148 @@
+"""The decoder with a key-value cache: extend slots by a chunk of known ids, or by a block of sampled ones.
+
+Both functions only read the cache while they compute, and write their fresh keys and values into it once at the
+end. A decode block therefore never copies the cache: it is a constant of the scan over its steps.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from agentrl_jax.engines.local.attention import Attended, attend, attend_slots, attend_whole_cache, merge
+from agentrl_jax.engines.local.cache import Caches, LayerCache, init_caches, write_columns
+from agentrl_jax.engines.local.sampler import ban, sample
+from agentrl_jax.engines.local.steps import Draws
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.layers import apply_rope, rms_norm, rope_tables, swiglu
+
+Params = Any  # the parameter tree of models/params.py
+
+
+def prefill_chunk(
+    params: Params,
+    caches: Caches,
+    ids: Int[Array, "P C"],
+    slots: Int[Array, " P"],
+    starts: Int[Array, " P"],
+    counts: Int[Array, " P"],
+    draws: Draws,
+    *,
+    model: ModelConfig,
+    banned_ids: tuple[int, ...],
+) -> tuple[Caches, Int[Array, " P"], Float[Array, " P"]]:
+    """Append the first `counts[p]` >= 1 ids of row p to slot `slots[p]`, which holds `starts[p]` ids; draw the next.
+
+    A row without work has a slot >= S. Returns the caches and, per row, an id drawn after the last real one with its
+    log-probability.
+    """
+    columns = jnp.arange(ids.shape[1])
+    causal = (columns[None, :] <= columns[:, None])[None]
+    cos, sin = rope_tables(starts[:, None] + columns, model.head_dim, model.rope_theta)
+    readable = jnp.minimum(slots, caches[0].keys.shape[0] - 1)
+    x = params["embed"]["embedding"][ids]
+    added = []
+    for layer, cache in zip(_layers(params, model), caches, strict=True):
+        q, fresh = _project(layer, x, cos, sin, model)
+        held = attend_slots(q, cache, readable, starts)
+        x = _finish_layer(layer, x, merge(held, _attend_fresh(q, fresh, causal)), model)
+        added.append(fresh)
+    last = jnp.take_along_axis(x, (counts - 1)[:, None, None], axis=1)[:, 0]
+    tokens, logprobs = sample(ban(_logits(params, last, model), banned_ids), *draws)
+    return write_columns(caches, tuple(added), slots, starts, counts), tokens, logprobs
+
+
+def decode_block(
+    params: Params,
+    caches: Caches,
+    tokens: Int[Array, " S"],
+    starts: Int[Array, " S"],
+    draws: Draws,
+    *,
+    model: ModelConfig,
+    banned_ids: tuple[int, ...],
+    num_steps: int,
+) -> tuple[Caches, Int[Array, "N S"], Float[Array, "N S"]]:
+    """Draw `num_steps` ids in every slot: feed `tokens[s]` at position `starts[s]`, draw, feed the draw, and so on.
+
+    A slot without work has starts = T: nothing of it is written. Stop ids and the cache's end do not stop a row; the
+    host cuts there. Returns the caches, and ids and log-probabilities, both [N, S].
+    """
+    layers = _layers(params, model)
+    num_slots = tokens.shape[0]
+    nothing = init_caches(model, num_slots, num_steps, caches[0].keys.dtype)
+
+    def step(carry: tuple[Array, Caches], index: Array) -> tuple[tuple[Array, Caches], tuple[Array, Array]]:
+        token, block = carry
+        cos, sin = rope_tables((starts + index)[:, None], model.head_dim, model.rope_theta)
+        seen = (jnp.arange(num_steps) <= index)[None, None]
+        x = params["embed"]["embedding"][token][:, None]
+        grown = []
+        for layer, cache, added in zip(layers, caches, block, strict=True):
+            q, new = _project(layer, x, cos, sin, model)
+            added = LayerCache(  # index < num_steps: neither write can be clamped
+                jax.lax.dynamic_update_slice_in_dim(added.keys, new.keys, index, axis=3),
+                jax.lax.dynamic_update_slice_in_dim(added.values, new.values, index, axis=2),
+            )
+            held = attend_whole_cache(q, cache, starts)
+            x = _finish_layer(layer, x, merge(held, _attend_fresh(q, added, seen)), model)
+            grown.append(added)
+        logits = ban(_logits(params, x[:, 0], model), banned_ids)
+        token, logprob = sample(logits, draws.seeds, draws.indices + index, draws.temperatures)
+        return (token, tuple(grown)), (token, logprob)
+
+    (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), jnp.arange(num_steps))
+    counts = jnp.full_like(starts, num_steps)
+    return write_columns(caches, block, jnp.arange(num_slots), starts, counts), sampled, logprobs
+
+
+def _layers(params: Params, model: ModelConfig) -> list[Params]:
+    return [jax.tree.map(lambda leaf, i=index: leaf[i], params["layers"]) for index in range(model.num_layers)]
+
+
+def _project(
+    layer: Params, x: Float[Array, "R C D"], cos: Array, sin: Array, model: ModelConfig
+) -> tuple[Float[Array, "R K GC Dh"], LayerCache]:
+    """Scaled queries, folded by KV head, and this call's keys and values in the cache's layout."""
+    normed = rms_norm(x, layer["input_norm"]["scale"], eps=model.norm_eps)
+    q, k, v = (_heads(normed, layer["attention"][name]) for name in "qkv")
+    q, k = apply_rope(q, cos, sin) * model.head_dim**-0.5, apply_rope(k, cos, sin)
+    rows, columns = x.shape[:2]
+    grouped = q.reshape(rows, columns, model.num_kv_heads, -1, model.head_dim).transpose(0, 2, 3, 1, 4)
+    folded = grouped.reshape(rows, model.num_kv_heads, -1, model.head_dim)
+    return folded, LayerCache(k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
+
+
+def _heads(x: Float[Array, "R C D"], weights: Params) -> Float[Array, "R C H Dh"]:
+    kernel = weights["kernel"]
+    heads: Array = (x @ kernel.reshape(kernel.shape[0], -1)).reshape(*x.shape[:2], *kernel.shape[1:])
+    biased: Array = heads + weights["bias"]
+    return biased
+
+
+def _attend_fresh(q: Float[Array, "R K GC Dh"], fresh: LayerCache, mask: Bool[Array, "1 C N"]) -> Attended:
+    """Every column sees at least itself, so the merged total is never 0."""
+    groups = q.shape[2] // mask.shape[1]
+    return attend(q, fresh, jnp.tile(mask, (1, groups, 1)))
+
+
+def _finish_layer(
+    layer: Params, x: Float[Array, "R C D"], attended: Attended, model: ModelConfig
+) -> Float[Array, "R C D"]:
+    rows, columns = x.shape[:2]
+    heads = (attended.mixed / attended.total).astype(x.dtype)
+    heads = heads.reshape(rows, model.num_kv_heads, -1, columns, model.head_dim).transpose(0, 3, 1, 2, 4)
+    output = layer["attention"]["o"]["kernel"]
+    x = x + heads.reshape(rows, columns, -1) @ output.reshape(-1, output.shape[-1])
+    mlp = layer["mlp"]
+    normed = rms_norm(x, layer["post_norm"]["scale"], eps=model.norm_eps)
+    out: Array = x + swiglu(normed, mlp["gate"]["kernel"], mlp["up"]["kernel"], mlp["down"]["kernel"])
+    return out
+
+
+def _logits(params: Params, x: Float[Array, "R D"], model: ModelConfig) -> Float[Array, "R V"]:
+    normed = rms_norm(x, params["final_norm"]["scale"], eps=model.norm_eps)
+    head = params["embed"]["embedding"].T if model.tie_embeddings else params["lm_head"]["kernel"]
+    logits: Array = jnp.matmul(normed, head, preferred_element_type=jnp.float32)
+    return logits

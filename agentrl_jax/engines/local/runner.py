@@ -1,0 +1,117 @@
+"""The device side of the embedded engine: weights, caches, and the compiled programs that use them.
+
+Everything is compiled ahead of time: a program refuses other shapes instead of compiling anew, so nothing is
+compiled once a `Runner` exists. Engines of one model and configuration on one device share their programs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from threading import Lock
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from agentrl_jax.engines.local.cache import clear_slots, init_caches
+from agentrl_jax.engines.local.config import LocalEngineConfig
+from agentrl_jax.engines.local.forward import Params, decode_block, prefill_chunk
+from agentrl_jax.engines.local.steps import ClearStep, DecodeStep, Draws, PrefillStep
+from agentrl_jax.engines.local.weights import stage_weights
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.params import build_tree
+from agentrl_jax.types import Floats, Ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Compiled functions. Each consumes the caches it is given and returns the new ones first."""
+
+    prefill: Mapping[tuple[int, int], Any]
+    decode: Any
+    clear: Any
+
+
+_compile_lock = Lock()
+
+
+def compile_programs(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) -> Programs:
+    """Return the programs of this model, configuration and device, compiled at most once per process."""
+    with _compile_lock:  # lru_cache alone would let two engines that start together compile twice
+        return _compile(model, config, device)
+
+
+@lru_cache(maxsize=64)
+def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) -> Programs:
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def spec(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+    def draws(rows: int) -> Draws:
+        return Draws(spec(jnp.uint32, rows, 2), spec(jnp.int32, rows), spec(jnp.float32, rows))
+
+    dtype, slots = jnp.dtype(config.dtype), config.num_slots
+    params = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))
+    shapes = jax.eval_shape(lambda: init_caches(model, slots, config.cache_tokens, dtype))
+    caches = jax.tree.map(lambda x: spec(x.dtype, *x.shape), shapes)
+    prefill = jax.jit(partial(prefill_chunk, model=model, banned_ids=config.banned_ids), donate_argnums=1)
+    decode = jax.jit(
+        partial(decode_block, model=model, banned_ids=config.banned_ids, num_steps=config.decode_block),
+        donate_argnums=1,
+    )
+    return Programs(
+        prefill={
+            (rows, tokens): prefill.lower(
+                params, caches, spec(jnp.int32, rows, tokens), *[spec(jnp.int32, rows)] * 3, draws(rows)
+            ).compile()
+            for rows, tokens in config.prefill_shapes
+        },
+        decode=decode.lower(params, caches, spec(jnp.int32, slots), spec(jnp.int32, slots), draws(slots)).compile(),
+        clear=jax.jit(clear_slots, donate_argnums=0).lower(caches, spec(jnp.bool_, slots)).compile(),
+    )
+
+
+class Runner:
+    """Weights, caches and programs on one device. Used by one thread at a time; every call waits for its result."""
+
+    def __init__(self, model: ModelConfig, config: LocalEngineConfig, weights: Any, device: jax.Device) -> None:
+        """Compile and allocate everything. Raises ConfigError or EngineError if the parts do not fit."""
+        config.check_model(model)
+        self.model, self.config, self.device = model, config, device
+        self._params: Params = self.stage(weights)
+        self._programs = compile_programs(model, config, device)
+        with jax.default_device(device):
+            caches = init_caches(model, config.num_slots, config.cache_tokens, config.dtype)
+        self._caches = jax.device_put(caches, device)
+
+    def stage(self, weights: Any) -> Params:
+        """Return a checked copy of `weights` on the device. May run beside the other methods, in another thread."""
+        return stage_weights(self.model, weights, self.config.dtype, self.device)
+
+    def swap(self, params: Params) -> None:
+        """Use staged weights from the next call on."""
+        self._params = params
+
+    def prefill(self, step: PrefillStep) -> tuple[Ids, Floats]:
+        """Run the chunk; return ids and log-probabilities [P]."""
+        arguments = (step.ids, step.slots, step.starts, step.counts, step.draws)
+        program = self._programs.prefill[step.ids.shape]
+        self._caches, tokens, logprobs = program(self._params, self._caches, *arguments)
+        return _to_host(tokens), _to_host(logprobs)
+
+    def decode(self, step: DecodeStep) -> tuple[Ids, Floats]:
+        """Run the block; return ids and log-probabilities [N, S]."""
+        arguments = (step.tokens, step.starts, step.draws)
+        self._caches, tokens, logprobs = self._programs.decode(self._params, self._caches, *arguments)
+        return _to_host(tokens), _to_host(logprobs)
+
+    def clear(self, step: ClearStep) -> None:
+        """Zero the slots that `step` does not keep."""
+        self._caches = self._programs.clear(self._caches, step.keep)
+
+
+def _to_host(array: jax.Array) -> npt.NDArray[Any]:
+    return np.asarray(array)

@@ -1,0 +1,260 @@
+"""Decides what the embedded engine does next: which turn has which slot, and which step the device takes.
+
+Host logic only: no jax, no threads, no clock. Invariants:
+- The first `num_held` ids of a slot are in its cache, computed by exactly the weights of the slot's `version`.
+- A running turn always has at least one id that is not in the cache: the one the next draw comes after.
+- A session keeps its slot between turns until another turn needs it; least recently used sessions lose theirs first.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl_jax.engines.local.config import LocalEngineConfig
+from agentrl_jax.engines.local.steps import ClearStep, DecodeStep, Draws, PrefillStep, Step, seed_words
+from agentrl_jax.engines.local.turns import ServedTurn
+from agentrl_jax.engines.protocol import EngineStatistics
+from agentrl_jax.types import Bools, Floats, Ids
+
+_CALL_TOKENS = 64  # what a prefill call costs besides its tokens, in tokens
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One row of the cache. ids [T]: the segment it serves, of which the first num_ids count."""
+
+    index: int
+    ids: Ids
+    version: int
+    num_ids: int = 0
+    num_held: int = 0
+    session: str | None = None
+    turn: ServedTurn | None = None
+    last_used: int = 0
+    is_poisoned: bool = False  # may hold values that are not finite
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_ids - self.num_held
+
+    def num_common(self, prompt: Ids, version: int) -> int:
+        """How many ids of `prompt` need not be computed; at least its last one does, to draw after it."""
+        if version != self.version or self.is_poisoned:
+            return 0
+        length = min(self.num_held, len(prompt) - 1)
+        differs = self.ids[:length] != prompt[:length]
+        return int(differs.argmax()) if differs.any() else length
+
+
+@dataclass(slots=True)
+class _Counters:
+    num_requests: int = 0
+    num_aborted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    num_nonfinite_logprobs: int = 0
+    num_publishes: int = 0
+
+
+@dataclass(eq=False)
+class Scheduler:
+    """First come, first served; everything pending is prefilled before the next block is decoded.
+
+    That order keeps decode blocks full: on throughput a waiting prefill costs more than a delayed block.
+    """
+
+    config: LocalEngineConfig
+    version: int
+    _waiting: deque[ServedTurn] = field(default_factory=deque)
+    _sessions: dict[str, Slot] = field(default_factory=dict)
+    _counters: _Counters = field(default_factory=_Counters)
+    _clock: int = 0
+
+    def __post_init__(self) -> None:
+        size, tokens = self.config.num_slots, self.config.cache_tokens
+        self._slots = [Slot(i, np.zeros(tokens, np.int32), self.version) for i in range(size)]
+        self._to_clear: set[int] = set()
+        self._seeds = np.zeros((size, 2), np.uint32)
+        self._temperatures = np.zeros(size, np.float32)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is nothing to do before the next message."""
+        return not self._waiting and not self._running()
+
+    def submit(self, turn: ServedTurn) -> None:
+        self._counters.num_requests += 1
+        self._waiting.append(turn)
+
+    def abort(self, request_id: int) -> None:
+        """Drop a turn; its slot is free at once. A turn that has finished already is none of our business."""
+        for slot in self._running():
+            if slot.turn is not None and slot.turn.request_id == request_id:
+                self._release(slot)
+                self._counters.num_aborted += 1
+                return
+        for turn in self._waiting:
+            if turn.request_id == request_id:
+                self._waiting.remove(turn)
+                self._counters.num_aborted += 1
+                return
+
+    def end_session(self, session: str) -> None:
+        slot = self._sessions.pop(session, None)
+        if slot is not None:
+            slot.session = None
+
+    def set_version(self, version: int) -> None:
+        """From now on tokens are those of `version`: whatever is cached is stale, running turns start over."""
+        self.version = version
+        self._counters.num_publishes += 1
+        for slot in self._running():
+            self._empty(slot)
+
+    def next_step(self) -> Step | None:
+        """Give slots to waiting turns, then say what the device does next; None if nothing is running."""
+        self._admit()
+        if self._to_clear:
+            keep = np.ones(len(self._slots), np.bool_)
+            keep[list(self._to_clear)] = False
+            self._to_clear.clear()
+            return ClearStep(keep=keep)
+        running = self._running()
+        unfed = [slot for slot in running if slot.num_pending > 1]
+        if unfed:
+            return self._prefill_step(unfed)
+        return self._decode_step(running) if running else None
+
+    def record_prefill(self, step: PrefillStep, ids: Ids, logprobs: Floats) -> list[ServedTurn]:
+        """Take in a prefill's draws [P]; return the turns that finished."""
+        finished = []
+        for row in range(step.num_rows):
+            slot = self._slots[step.slots[row]]
+            slot.num_held += int(step.counts[row])
+            slot.is_poisoned |= not np.isfinite(logprobs[row])
+            if slot.num_pending == 0:
+                finished += self._extend(slot, [int(ids[row])], [float(logprobs[row])])
+        return finished
+
+    def record_decode(self, step: DecodeStep, ids: Ids, logprobs: Floats) -> list[ServedTurn]:
+        """Take in a block's draws [N, S]; return the turns that finished."""
+        finished = []
+        is_finite: Bools = np.logical_and.reduce(np.isfinite(logprobs), axis=0)
+        id_rows, logprob_rows = ids.T.tolist(), logprobs.T.tolist()
+        for index in step.slots:
+            slot = self._slots[index]
+            slot.is_poisoned |= not is_finite[index]
+            finished += self._extend(slot, id_rows[index], logprob_rows[index])
+        return finished
+
+    def statistics(self) -> EngineStatistics:
+        counters = {name: getattr(self._counters, name) for name in _Counters.__slots__}
+        return EngineStatistics(
+            version=self.version, running=len(self._running()), waiting=len(self._waiting), **counters
+        )
+
+    def _running(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.turn is not None]
+
+    def _admit(self) -> None:
+        idle = [slot for slot in self._slots if slot.turn is None]
+        if not idle or not self._waiting:
+            return
+        # A slot whose session is waiting serves that session; the others go to strangers, unowned ones first.
+        returning = {turn.session for turn in self._waiting}
+        spare = [slot for slot in idle if slot.session is None or slot.session not in returning]
+        spare.sort(key=lambda slot: (slot.session is None, -slot.last_used))
+        waiting: deque[ServedTurn] = deque()
+        for turn in self._waiting:
+            own = self._sessions.get(turn.session)
+            if own is not None and own.turn is None:
+                self._assign(own, turn)
+            elif spare:
+                self._assign(spare.pop(), turn)
+            else:
+                waiting.append(turn)
+        self._waiting = waiting
+
+    def _assign(self, slot: Slot, turn: ServedTurn) -> None:
+        if slot.session is not None:
+            del self._sessions[slot.session]
+        self.end_session(turn.session)
+        slot.session, slot.turn = turn.session, turn
+        self._sessions[turn.session] = slot
+        turn.cached_tokens = slot.num_common(turn.prompt, self.version)
+        if not turn.cached_tokens:
+            self._empty(slot)
+        slot.num_ids, slot.num_held = len(turn.prompt), turn.cached_tokens
+        slot.ids[: slot.num_ids] = turn.prompt
+        self._seeds[slot.index] = seed_words(turn.sampling.seed)
+        self._temperatures[slot.index] = turn.sampling.temperature
+        self._counters.prompt_tokens += len(turn.prompt)
+        self._counters.cached_tokens += turn.cached_tokens
+
+    def _empty(self, slot: Slot) -> None:
+        slot.num_held, slot.version = 0, self.version
+        if slot.is_poisoned:
+            self._to_clear.add(slot.index)
+            slot.is_poisoned = False
+
+    def _release(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.turn, slot.last_used = None, self._clock
+
+    def _extend(self, slot: Slot, ids: list[int], logprobs: list[float]) -> list[ServedTurn]:
+        turn = slot.turn
+        assert turn is not None
+        before = len(turn.ids)
+        room = self.config.cache_tokens - slot.num_ids
+        taken = turn.extend(ids, logprobs, version=self.version, room=room)
+        slot.ids[slot.num_ids : slot.num_ids + taken] = turn.ids[before:]
+        slot.num_ids += taken
+        slot.num_held = slot.num_ids - 1  # every id but the last was fed to draw the next
+        self._counters.sampled_tokens += taken
+        self._counters.num_nonfinite_logprobs += sum(not np.isfinite(x) for x in turn.logprobs[before:])
+        if turn.finish_reason is None:
+            return []
+        self._release(slot)
+        return [turn]
+
+    def _prefill_step(self, unfed: list[Slot]) -> PrefillStep:
+        unfed.sort(key=lambda slot: -slot.num_pending)
+
+        def usefulness(shape: tuple[int, int]) -> float:
+            rows, tokens = shape
+            fed = sum(min(slot.num_pending, tokens) for slot in unfed[:rows])
+            return fed / (rows * tokens + _CALL_TOKENS)
+
+        rows, tokens = max(self.config.prefill_shapes, key=usefulness)
+        ids = np.zeros((rows, tokens), np.int32)
+        slots = np.full(rows, len(self._slots), np.int32)
+        starts, counts = np.zeros(rows, np.int32), np.ones(rows, np.int32)
+        chosen = unfed[:rows]
+        for row, slot in enumerate(chosen):
+            count = min(slot.num_pending, tokens)
+            ids[row, :count] = slot.ids[slot.num_held : slot.num_held + count]
+            slots[row], starts[row], counts[row] = slot.index, slot.num_held, count
+        return PrefillStep(
+            num_rows=len(chosen), ids=ids, slots=slots, starts=starts, counts=counts, draws=self._draws(chosen, rows)
+        )
+
+    def _decode_step(self, running: list[Slot]) -> DecodeStep:
+        tokens = np.zeros(len(self._slots), np.int32)
+        starts = np.full(len(self._slots), self.config.cache_tokens, np.int32)
+        indices = np.zeros(len(self._slots), np.int32)
+        for slot in running:
+            assert slot.turn is not None
+            tokens[slot.index], starts[slot.index] = slot.ids[slot.num_held], slot.num_held
+            indices[slot.index] = len(slot.turn.ids)
+        draws = Draws(self._seeds.copy(), indices, self._temperatures.copy())
+        return DecodeStep(slots=tuple(slot.index for slot in running), tokens=tokens, starts=starts, draws=draws)
+
+    def _draws(self, chosen: list[Slot], rows: int) -> Draws:
+        draws = Draws(np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32), np.zeros(rows, np.float32))
+        for row, slot in enumerate(chosen):
+            assert slot.turn is not None
+            draws.seeds[row], draws.temperatures[row] = self._seeds[slot.index], self._temperatures[slot.index]
+            draws.indices[row] = len(slot.turn.ids)
+        return draws

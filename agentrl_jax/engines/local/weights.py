@@ -1,0 +1,33 @@
+"""Checks weights that are to be served, and copies them to the engine's device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.errors import ConfigError, EngineError
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.params import check_params
+
+
+def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Device) -> Any:
+    """Return a copy of `weights` on `device` in the engine's dtype; the caller may donate or overwrite its own.
+
+    weights: the tree of models/params.py, of numpy or JAX arrays wherever they are, float32 or already in `dtype`.
+    Raises EngineError, before anything is copied, if a leaf is missing, unknown, or of another shape or dtype.
+    """
+    try:
+        check_params(model, weights)
+    except ConfigError as error:
+        raise EngineError(f"weights cannot be served: {error}") from error
+    leaves = jax.tree_util.tree_leaves_with_path(weights)
+    wrong = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {leaf.dtype}"
+        for path, leaf in leaves
+        if str(leaf.dtype) not in {"float32", dtype}
+    ]
+    if wrong:
+        raise EngineError(f"weights cannot be served: expected float32 or {dtype}, got {'; '.join(wrong)}")
+    copied = jax.device_put(dict(weights), jax.sharding.SingleDeviceSharding(device), may_alias=False)
+    staged = jax.tree.map(lambda leaf: leaf if str(leaf.dtype) == dtype else leaf.astype(jnp.dtype(dtype)), copied)
+    return jax.block_until_ready(staged)  # type: ignore[no-untyped-call]
