@@ -62,8 +62,8 @@ class TemplateRenderer:
         self._closing = self._find_closing_token()
         ends = dict.fromkeys((self._closing, *self.tokenizer.eos_tokens))
         self._stop_ids = tuple(self.tokenizer.special_tokens[t] for t in ends if t in self.tokenizer.special_tokens)
-        self._check_boundary()
         self._skeleton = lru_cache(maxsize=256)(self._derive_skeleton)
+        self._check_boundaries()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class TemplateRenderer:
         """
         if not messages:
             raise RecordError("a reply needs at least one message; only an episode that is over has none")
-        return as_ids(self._encode(self._reply_text(messages, add_generation_prompt=True)))
+        return as_ids(self._encode_reply(self._reply_text(messages, add_generation_prompt=True)))
 
     def parse(self, ids: Ids) -> Action:
         """The assistant turn that `ids` spell, with or without a stop id at the end. Never raises."""
@@ -115,7 +115,7 @@ class TemplateRenderer:
             parts.append((self.encode_turn(messages[start]), True))
             is_last = end == len(messages)
             text = self._reply_text(messages[start + 1 : end], add_generation_prompt=not is_last)
-            parts.append((as_ids(self._encode(text)), False))
+            parts.append((as_ids(self._encode_reply(text)), False))
         ids = np.concatenate([part for part, _ in parts])
         return ids, np.repeat([is_sampled for _, is_sampled in parts], [len(part) for part, _ in parts])
 
@@ -130,6 +130,10 @@ class TemplateRenderer:
         for piece, is_plain in self._guard.pieces(text):
             ids += self.tokenizer.encode_plain(piece) if is_plain else self.tokenizer.encode(piece)
         return ids
+
+    def _encode_reply(self, text: str) -> list[int]:
+        # In the context of the stop token, which in some tokenizers swallows white space behind it.
+        return self._encode(self._closing + text)[1:]
 
     def _find_closing_token(self) -> str:
         text = self._render([USER, ANSWER], (), False)
@@ -153,15 +157,16 @@ class TemplateRenderer:
             )
         return text[: end + len(self._closing)]
 
-    def _check_boundary(self) -> None:
-        """The generation prompt's ids must not depend on what is sampled after it."""
+    def _check_boundaries(self) -> None:
+        """Ids must not depend on where prompt, turn and reply meet."""
         prompt = self._encode(self._opening_text)
-        for turn in (ANSWER, opening([Message(role="tool")])[1]):
-            whole = self._encode(self._closed_text([USER, turn]))
-            if whole != prompt + self.encode_turn(turn).tolist():
+        for following in (USER, Message(role="tool", content=USER.content)):
+            turn = opening([following])[1]
+            parts = prompt + self.encode_turn(turn).tolist() + self.reply([following]).tolist()
+            if self._encode(self._render([USER, turn, following], (), True)) != parts:
                 raise TemplateError(
-                    "the tokenizer merges the end of the generation prompt "
-                    f"{self._opening_text[-20:]!r} with the text of the turn: what is sampled could never equal the "
+                    "the tokenizer merges text across the border of the generation prompt "
+                    f"{self._opening_text[-20:]!r} or of {self._closing!r}: what is sampled could never equal the "
                     "template's rendering of it"
                 )
 

@@ -178,6 +178,6 @@ def test_no_json_value_is_dispatched_unless_it_is_a_call(value: object) -> None:
     assert len(action.errors) == 1
 
 
-def test_long_malformed_text_is_read_in_linear_time() -> None:
+def test_every_bad_block_of_a_long_text_is_reported() -> None:
     action = parse("<tool_call>{" * 2_000)
     assert len(action.errors) == 2_000

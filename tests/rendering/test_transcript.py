@@ -1,5 +1,6 @@
 """Recorded ids against the template's own rendering, by hand, by transformers, and for random conversations."""
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -200,8 +201,23 @@ def test_a_tokenizer_that_merges_over_the_generation_prompt_is_refused(tmp_path:
     )  # fmt: skip
     free.train_from_iterator(["assistant\n<tool_call>\n"] * 9, trainer)
     free.save(str(folder / "tokenizer.json"))
-    with pytest.raises(TemplateError, match="merges the end of the generation prompt"):
+    with pytest.raises(TemplateError, match="merges text across the border of the generation prompt"):
         TemplateRenderer(folder)
+
+
+def test_a_stop_token_that_swallows_the_separator_swallows_it_here_too(tmp_path: Path) -> None:
+    folder = with_template(small_folder(), SHORT, tmp_path / "swallowing")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    stop = next(token for token in content["added_tokens"] if token["content"] == "<|im_end|>")
+    stop["rstrip"] = True
+    file.write_text(json.dumps(content), encoding="utf-8")
+    renderer = TemplateRenderer(folder)
+    messages = [*EPISODE, user("Bye.")]
+    assert recorded(renderer, messages) == transformers_ids(folder, messages)
+    assert renderer.reply([tool("x")])[0] == renderer.tokenizer.special_tokens["<|im_start|>"]
+    ids, _ = renderer.render_demonstration(EPISODE, TOOLS)
+    assert ids.tolist() == transformers_ids(folder, EPISODE, add_generation_prompt=False)
 
 
 def test_parse_never_raises_whatever_was_sampled() -> None:

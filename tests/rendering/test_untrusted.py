@@ -70,6 +70,7 @@ def test_marked_text_comes_apart_into_what_was_marked(text: str) -> None:
     pieces = list(guard.pieces(guard.mark(text) + "<a>"))
     assert "".join(piece for piece, _ in pieces) == text + "<a>"
     assert [piece for piece, is_plain in pieces if "<a>" in piece and not is_plain] == [pieces[-1][0]]
+    assert text.count("<a>b") == sum(piece == "<a>b" for piece, _ in pieces)
     assert all(piece in ("<a>", "<a>b") for piece, is_plain in pieces if is_plain)
 
 
