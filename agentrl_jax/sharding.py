@@ -124,7 +124,7 @@ def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh_sizes: Mapp
         fits = bool(wanted) and size % math.prod(mesh_sizes[name] for name in wanted) == 0
         used.update(wanted if fits else ())
         spec.append(wanted if fits else None)
-    return PartitionSpec(*spec)
+    return PartitionSpec(*spec)  # type: ignore[no-untyped-call]
 
 
 def named_sharding(mesh: "Mesh", axes: Sequence[str | None], sizes: Sequence[int]) -> "NamedSharding":
@@ -141,4 +141,6 @@ def constrain(array: _ArrayT, *axes: str | None) -> _ArrayT:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return array
-    return jax.lax.with_sharding_constraint(array, partition(axes, array.shape, mesh.shape))
+    spec = partition(axes, array.shape, mesh.shape)
+    result: _ArrayT = jax.lax.with_sharding_constraint(array, spec)  # type: ignore[no-untyped-call]
+    return result

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# Queries are taken this many at a time, and only against the keys up to their last one. That bounds the score
-# matrix to [QUERY_CHUNK, T] per head, and leaves out close to half of the work of a long row.
-QUERY_CHUNK = 128
+# Queries are taken in chunks, and each chunk only against the keys up to its last query. That leaves out close to
+# half of the work of a row, and bounds the scores that exist at a time to [chunk, T] per head.
+_MIN_CHUNK, _MAX_CHUNK, _NUM_CHUNKS = 64, 512, 16
+# Rows longer than this compute each chunk's scores again in the backward pass instead of keeping all of them.
+_KEPT_LENGTH = 1024
 
-# Finite, so that a row of nothing but masked scores has no NaN in it or in its gradient.
+# Finite, so that a query of nothing but masked scores has no NaN in it or in its gradient.
 _MASKED = -1e30
 
 
@@ -21,48 +23,45 @@ def attention(
 ) -> Float[Array, "B T H Dh"]:
     """softmax(q·kᵀ / sqrt(Dh)) v over the tokens of the same segment at the same or an earlier position.
 
-    Grouped queries: head h reads KV head h // (H / K). Segments are contiguous and their positions ascend along a
-    row (batch.py), so a later column is never attended. Padding (segment 0) is never attended and gets exactly 0.
-    Scores and softmax are float32; the result has q's dtype.
+    Grouped queries: head h reads KV head h // (H / K) (Ainslie et al. 2023). Segments are contiguous and their
+    positions ascend along a row (batch.py), so a later column is never attended. Padding (segment 0) is never
+    attended by others, and gets exactly 0. Scores and softmax are float32; the result has q's dtype.
     """
-    length, num_heads = q.shape[1:3]
-    grouped = q.reshape(*q.shape[:2], k.shape[2], num_heads // k.shape[2], q.shape[3])
-    grouped = grouped * jnp.asarray(q.shape[3] ** -0.5, q.dtype)
-    if length <= QUERY_CHUNK:
-        out = _attend(grouped, k, v, segment_ids, segment_ids, positions, positions)
-    else:
-        chunk = jax.checkpoint(_attend)  # scores of one chunk at a time, in the backward pass too
-        out = jnp.concatenate(
-            [
-                chunk(
-                    grouped[:, start:end],
-                    k[:, :end],
-                    v[:, :end],
-                    segment_ids[:, start:end],
-                    segment_ids[:, :end],
-                    positions[:, start:end],
-                    positions[:, :end],
-                )
-                for start in range(0, length, QUERY_CHUNK)
-                for end in [min(start + QUERY_CHUNK, length)]
-            ],
-            axis=1,
+    batch, length, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[2]
+    grouped = q.reshape(batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    # Heads first: each product is then a plain batched matmul (three times as fast on a CPU).
+    grouped = (grouped * head_dim**-0.5).transpose(0, 2, 3, 1, 4)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    attend = jax.checkpoint(_attend) if length > _KEPT_LENGTH else _attend
+    chunk = min(max(_MIN_CHUNK, -(-length // _NUM_CHUNKS)), _MAX_CHUNK)
+    outs = []
+    for start in range(0, length, chunk):
+        end = min(start + chunk, length)
+        mask = (segment_ids[:, start:end, None] == segment_ids[:, None, :end]) & (
+            positions[:, start:end, None] >= positions[:, None, :end]
         )
-    return jnp.where((segment_ids > 0)[..., None, None], out.reshape(q.shape), 0)
+        outs.append(attend(grouped[..., start:end, :], k[:, :, :end], v[:, :, :end], mask))
+    out = jnp.concatenate(outs, axis=3).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+    return jnp.where((segment_ids > 0)[..., None, None], out, 0)
 
 
 def _attend(
-    q: Float[Array, "B Q K G Dh"],
-    k: Float[Array, "B S K Dh"],
-    v: Float[Array, "B S K Dh"],
-    q_segments: Int[Array, "B Q"],
-    k_segments: Int[Array, "B S"],
-    q_positions: Int[Array, "B Q"],
-    k_positions: Int[Array, "B S"],
-) -> Float[Array, "B Q K G Dh"]:
-    """Attention of scaled queries to keys; a query without any key gets their mean."""
-    mask = (q_segments[:, :, None] == k_segments[:, None, :]) & (q_positions[:, :, None] >= k_positions[:, None, :])
-    scores = jnp.einsum("bqkgd,bskd->bkgqs", q, k, preferred_element_type=jnp.float32)
+    q: Float[Array, "B K G Q Dh"],
+    k: Float[Array, "B K S Dh"],
+    v: Float[Array, "B K S Dh"],
+    mask: Array,
+) -> Float[Array, "B K G Q Dh"]:
+    """Attention of scaled queries to keys under a mask [B, Q, S]; a query without any key gets the values' mean."""
+    batch, num_kv_heads, group, num_queries, head_dim = q.shape
+    # The query heads that share a KV head are one longer run of queries to it.
+    rows = q.reshape(batch, num_kv_heads, group * num_queries, head_dim)
+    scores = jnp.einsum("bkqd,bksd->bkqs", rows, k, preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, num_kv_heads, group, num_queries, -1)
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgqs,bskd->bqkgd", weights, v)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    # Divided after the product with v: by [Q, Dh] numbers instead of [Q, S].
+    total = weights.sum(axis=-1)[..., None]
+    weights = weights.reshape(batch, num_kv_heads, group * num_queries, -1).astype(v.dtype)
+    out = jnp.einsum("bkqs,bksd->bkqd", weights, v, preferred_element_type=jnp.float32)
+    return (out.reshape(q.shape) / total).astype(q.dtype)

@@ -1,0 +1,7 @@
+"""Pure, jitted training over a device mesh. `Learner` is the whole interface."""
+
+from agentrl_jax.learner.config import LearnerConfig
+from agentrl_jax.learner.learner import Learner, Outcome, StepMetrics
+from agentrl_jax.learner.programs import TrainState
+
+__all__ = ["Learner", "LearnerConfig", "Outcome", "StepMetrics", "TrainState"]
