@@ -159,7 +159,8 @@ class Ledger:
 
     def _count_failure(self, group: Group) -> None:
         self._failures_in_a_row += 1
-        if self._failures_in_a_row >= self._config.max_consecutive_failures:
+        # Once only: further groups may settle before the run has ended.
+        if self._failures_in_a_row == self._config.max_consecutive_failures:
             ends = sorted({trajectory.end.value for trajectory in group.trajectories})
             errors = [trajectory.error for trajectory in group.trajectories if trajectory.error]
             raise NoProgressError(

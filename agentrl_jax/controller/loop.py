@@ -62,7 +62,7 @@ async def train_loop(
         learner=learner,
         publish=publish,
         on_step=on_step,
-        stop=stop or trio.Event(),
+        stop=trio.Event() if stop is None else stop,
         ledger=Ledger(config, initial_version=initial_version, first_group_id=first_group_id),
         admission=Admission(config.num_permits),
     )
