@@ -1,6 +1,7 @@
 """What every engine owes the controller. Subclass it with an `engine` fixture; ids below 16 must be valid.
 
-The engine serves version 0 under the name "engine-0" in the lagging pool, and takes `self.weights(version)` at a publish.
+The engine serves version 0 under the name "engine-0" in the lagging pool, and takes
+`self.weights(version)` at a publish.
 """
 
 from dataclasses import replace

@@ -108,7 +108,7 @@ class LocalEngine:
     async def _run_loop(self) -> None:
         limiter = trio.CapacityLimiter(1)  # this thread is no one's turn to wait for
         try:
-            await trio.to_thread.run_sync(self._loop.run, limiter=limiter)
+            await trio.to_thread.run_sync(self._loop.run, thread_name=f"engine {self._name}", limiter=limiter)
         except Exception as error:
             self._stop(f"its device loop raised {error!r}")
             raise

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.config import ModelConfig
@@ -28,6 +29,12 @@ def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Devi
     ]
     if wrong:
         raise EngineError(f"weights cannot be served: expected float32 or {dtype}, got {'; '.join(wrong)}")
-    copied = jax.device_put(dict(weights), jax.sharding.SingleDeviceSharding(device), may_alias=False)
-    staged = jax.tree.map(lambda leaf: leaf if str(leaf.dtype) == dtype else leaf.astype(jnp.dtype(dtype)), copied)
+    staged = jax.tree.map(lambda leaf: _copy(leaf, jnp.dtype(dtype), device), dict(weights))
     return jax.block_until_ready(staged)  # type: ignore[no-untyped-call]
+
+
+def _copy(leaf: Any, dtype: Any, device: jax.Device) -> jax.Array:
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.copy()  # a CPU device may use an aligned host array as it is, even with may_alias=False
+    copied: jax.Array = jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device), may_alias=False)
+    return copied if copied.dtype == dtype else copied.astype(dtype)

@@ -1,0 +1,85 @@
+"""The sampler draws from softmax(logits / temperature), by the seed and the index alone."""
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl_jax.engines.local.sampler import ban, sample
+from agentrl_jax.engines.local.steps import seed_words
+from agentrl_jax.seeding import derive_seed
+
+LOGITS = np.array([1.0, -0.5, 0.3, 2.0, 0.0], np.float32)
+
+
+def draw(
+    logits: npt.NDArray[np.float32], seeds: list[int], indices: list[int], temperature: float
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    rows = np.broadcast_to(logits, (len(seeds), logits.shape[-1]))
+    words = np.stack([seed_words(seed) for seed in seeds])
+    ids, logprobs = jax.jit(sample)(
+        rows, words, np.array(indices, np.int32), np.full(len(seeds), temperature, np.float32)
+    )
+    return np.asarray(ids), np.asarray(logprobs)
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    return wide - np.logaddexp.reduce(wide)
+
+
+def test_seed_words_are_the_two_halves() -> None:
+    assert seed_words(0x1234567_89ABCDEF).tolist() == [0x1234567, 0x89ABCDEF]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("axis", ["seeds", "indices"])
+def test_draws_follow_the_softmax(temperature: float, axis: str) -> None:
+    count = 20_000
+    many, one = [derive_seed("chi", i) for i in range(count)], [derive_seed("chi")] * count
+    seeds, indices = (many, [0] * count) if axis == "seeds" else (one, list(range(count)))
+    ids, logprobs = draw(LOGITS, seeds, indices, temperature)
+    expected = log_softmax(LOGITS / np.float32(temperature))
+    np.testing.assert_allclose(logprobs, expected[ids], atol=1e-6)
+    observed = np.bincount(ids, minlength=5)
+    chi2 = ((observed - count * np.exp(expected)) ** 2 / (count * np.exp(expected))).sum()
+    assert chi2 < 20.0  # 4 degrees of freedom: p = 5e-4, and the seeds are fixed
+
+
+def test_greedy_takes_the_largest_logit_with_its_logprob_at_temperature_1() -> None:
+    ids, logprobs = draw(LOGITS, [1, 2, 3], [0, 1, 2], 0.0)
+    assert ids.tolist() == [3, 3, 3]
+    np.testing.assert_allclose(logprobs, log_softmax(LOGITS)[3], atol=1e-6)
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2, unique=True), st.integers(0, 3), st.integers(0, 40))
+def test_a_draw_ignores_its_row_and_the_other_rows(seeds: list[int], row: int, index: int) -> None:
+    logits = np.linspace(0.0, 0.1, 64, dtype=np.float32)  # nearly flat: another draw would show
+    alone, _ = draw(logits, [seeds[0]] * 4, [index] * 4, 1.0)
+    mixed_seeds, mixed_indices = [seeds[1]] * 4, [index + 1, 7, 8, 9]
+    mixed_seeds[row], mixed_indices[row] = seeds[0], index
+    mixed, _ = draw(logits, mixed_seeds, mixed_indices, 1.0)
+    assert alone[0] == alone[1] == mixed[row]
+
+
+def test_both_halves_of_a_seed_count() -> None:
+    logits = np.zeros(1 << 16, np.float32)
+    ids, _ = draw(logits, [5, 5 + (1 << 32), 6, 5 + (1 << 62)], [0] * 4, 1.0)
+    assert len(set(ids.tolist())) == 4
+
+
+def test_banned_ids_have_probability_0_and_the_rest_is_renormalised() -> None:
+    banned = np.asarray(ban(LOGITS[None], (3, 0)))[0]
+    ids, logprobs = draw(banned, list(range(500)), [0] * 500, 1.0)
+    assert set(ids.tolist()) == {1, 2, 4}
+    kept = log_softmax(LOGITS[[1, 2, 4]])
+    np.testing.assert_allclose(logprobs, kept[np.searchsorted([1, 2, 4], ids)], atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_give_a_logprob_that_is_not_finite(bad: float) -> None:
+    logits = np.stack([LOGITS, np.where(LOGITS == 2.0, np.float32(bad), LOGITS)])
+    _, logprobs = draw(logits, [0, 0], [0, 0], 1.0)
+    assert np.isfinite(logprobs).tolist() == [True, False]
