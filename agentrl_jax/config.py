@@ -1,0 +1,136 @@
+"""`TrainConfig`: everything a training run is made of, composed from the configs of its parts."""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.algo.advantages import AdvantageConfig
+from agentrl_jax.algo.losses import LossConfig
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.episode import EpisodeConfig
+from agentrl_jax.engines.local.config import LocalEngineConfig
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.evaluation import EvaluationConfig
+from agentrl_jax.learner import LearnerConfig
+from agentrl_jax.packing import PackingConfig
+from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.sft import WarmUpConfig
+from agentrl_jax.sharding import parse_mesh
+
+_SIZE_STEP = 32
+"""Sizes are multiples of this, so that runs that differ a little share their compiled shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Asynchronous multi-turn reinforcement learning of an agent on one machine.
+
+    Without --model it starts from nothing: it trains a tokenizer and a small network on demonstrations of scripted
+    experts first.
+    """
+
+    tasks: str = "kg"
+    """Environments to train on, separated by commas"""
+    data: Path | None = None
+    """Folder of real task data; without it every environment generates its own tasks"""
+    level: int = 1
+    """Difficulty of the tasks"""
+    model: Path | None = None
+    """Start from the weights and the tokenizer in this folder (Hugging Face layout, or RUN_DIR/model)"""
+    with_warm_up: bool | None = None
+    """Supervised warm-up before reinforcement learning (default: only without --model)"""
+    mesh: str = "1"
+    """Learner devices: a number (all on fsdp), or axes such as data=2,fsdp=4,tensor=2"""
+    run_dir: Path | None = None
+    """Where the run is recorded; must be new or empty (default: runs/DATE-TIME)"""
+    max_steps: int = 60
+    """Learner steps of reinforcement learning; 0 stops after the warm-up and its evaluation"""
+    max_minutes: float | None = None
+    """Stop reinforcement learning after this time, if it has not taken max_steps by then"""
+    temperature: float = 0.8
+    """Sampling temperature, of rollouts and in the loss alike"""
+    seed: int = 0
+    """Everything random is derived from it"""
+    max_context_tokens: int | None = None
+    """Longest episode, in tokens (default: a quarter more than the longest demonstration)"""
+    rows_per_device: int = 2
+    """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds two of the longest episodes"""
+    record_batches: bool = True
+    """Keep the packed batch of every step in RUN_DIR/batches, for launch.replay"""
+
+    rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=8, min_groups_per_batch=16))
+    episode: EpisodeConfig = field(
+        default_factory=lambda: EpisodeConfig(max_turns=6, max_new_tokens=64, max_context_tokens=1024)
+    )
+    advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=lambda: LossConfig(clip_high=0.28))
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(learning_rate=4e-4))
+    engine: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(num_slots=128))
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    warm_up: WarmUpConfig = field(default_factory=WarmUpConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 0:
+            raise ConfigError(f"--max-steps must be >= 0, got {self.max_steps}")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ConfigError(f"--max-minutes must be > 0, got {self.max_minutes}")
+        if not 0.0 < self.temperature < float("inf"):
+            raise ConfigError(
+                f"--temperature must be > 0 and finite, got {self.temperature}: reinforcement learning samples from "
+                "the policy (evaluation also reports greedy success)"
+            )
+        if self.max_context_tokens is not None and self.max_context_tokens < 2:
+            raise ConfigError(f"--max-context-tokens must be >= 2, got {self.max_context_tokens}")
+        if self.rows_per_device < 1:
+            raise ConfigError(f"--rows-per-device must be >= 1, got {self.rows_per_device}")
+        parse_mesh(self.mesh)
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be >= 0, got {self.seed}")
+        if not self.env_names:
+            raise ConfigError(f"--tasks must name at least one environment, got {self.tasks!r}")
+        if len(set(self.env_names)) < len(self.env_names):
+            raise ConfigError(f"--tasks names an environment twice: {self.tasks!r}")
+
+    def with_context(self, max_context_tokens: int) -> "TrainConfig":
+        """The config with every size that follows from the longest episode, and with one temperature."""
+        size = -(-max_context_tokens // _SIZE_STEP) * _SIZE_STEP
+        return replace(
+            self,
+            max_context_tokens=size,
+            episode=replace(self.episode, max_context_tokens=size, temperature=self.temperature),
+            learner=replace(self.learner, temperature=self.temperature),
+            engine=replace(self.engine, cache_tokens=size),
+        )
+
+    @property
+    def packing(self) -> PackingConfig:
+        """Rows for the learner. Raises ConfigError before `with_context` has settled the sizes."""
+        if self.max_context_tokens is None:
+            raise ConfigError("the rows of a batch are not known before the longest episode is")
+        return PackingConfig(
+            row_tokens=(self.max_context_tokens, 2 * self.max_context_tokens),
+            rows_per_micro_batch=self.rows_per_device * parse_mesh(self.mesh).num_row_shards,
+        )
+
+    @property
+    def env_names(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.tasks.split(",") if name.strip())
+
+    @property
+    def has_warm_up(self) -> bool:
+        return self.model is None if self.with_warm_up is None else self.with_warm_up
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values of every field, for RUN_DIR/config.json."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: _plain(item) for key, item in asdict(value).items()}
+    if isinstance(value, dict):
+        return {getattr(key, "value", key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,121 @@
+"""A policy on disk and in memory: architecture, params and tokenizer, kept together in one folder.
+
+The folder has Hugging Face's layout, so that transformers and SGLang load it, and so does `--model`. A tokenizer is
+trained once and saved beside the weights: ids mean nothing without it.
+"""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_jax.env import Message, Tool
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.export import save_pretrained
+from agentrl_jax.models.load import load_pretrained
+from agentrl_jax.models.params import Params, init_params
+from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template
+from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
+from agentrl_jax.rendering.train_tokenizer import train_tokenizer
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+Conversation = tuple[Sequence[Message], Sequence[Tool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """The small Qwen2-architecture network that a run without --model starts from."""
+
+    vocab_size: int = 640
+    """Upper bound of the tokenizer's size; 256 of the ids are the bytes"""
+    width: int = 96
+    """Hidden size"""
+    num_layers: int = 4
+    """Decoder layers"""
+    num_heads: int = 4
+    """Attention heads"""
+    num_kv_heads: int = 2
+    """Key and value heads (grouped-query attention)"""
+    mlp_width: int = 256
+    """Inner size of the gated MLP"""
+    rope_theta: float = 10_000.0
+    """Base of the rotary angles"""
+
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        if self.width % self.num_heads:
+            raise ConfigError(f"network width must be a multiple of num_heads, got {self.width} and {self.num_heads}")
+        return ModelConfig(
+            vocab_size=vocab_size,
+            width=self.width,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.width // self.num_heads,
+            mlp_width=self.mlp_width,
+            rope_theta=self.rope_theta,
+            tie_embeddings=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Policy:
+    """tokenizer_folder holds the tokenizer's files; `save` copies them beside the weights."""
+
+    model: ModelConfig
+    params: Params
+    tokenizer: ChatTokenizer
+    tokenizer_folder: Path
+
+    def save(self, params: Params, folder: Path) -> None:
+        """Write `params` of this architecture, and the tokenizer, to `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.resolve() != self.tokenizer_folder.resolve():
+            for name in _TOKENIZER_FILES:
+                if (self.tokenizer_folder / name).is_file():
+                    shutil.copyfile(self.tokenizer_folder / name, folder / name)
+        save_pretrained(params, self.model, folder)
+
+
+def create_policy(
+    conversations: Iterable[Conversation],
+    folder: Path,
+    *,
+    network: NetworkConfig,
+    keep_whole: Sequence[str],
+    seed: int,
+) -> Policy:
+    """Train a tokenizer on `conversations`, save it to `folder`, and initialise a network for it."""
+    source = hermes_template(preamble="", instructions="")
+    template = ChatTemplate(source, {})
+    texts = (
+        template.render(*conversation_to_json(messages, tools), add_generation_prompt=False)
+        for messages, tools in conversations
+    )
+    train_tokenizer(texts, folder, vocab_size=network.vocab_size, chat_template=source, keep_whole=keep_whole)
+    tokenizer = load_tokenizer(folder)
+    model = network.model_config(tokenizer.vocab_size)
+    return Policy(model=model, params=init_params(model, seed), tokenizer=tokenizer, tokenizer_folder=folder)
+
+
+def open_policy(folder: Path) -> Policy:
+    """Load a policy folder. Raises ConfigError naming what is missing or does not fit."""
+    if not folder.is_dir():
+        raise ConfigError(f"--model {folder}: expected a folder with config.json, weights and tokenizer; none is there")
+    tokenizer = load_tokenizer(folder)
+    model, params = load_pretrained(folder)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"--model {folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model only "
+            f"{model.vocab_size} embeddings; they do not belong together"
+        )
+    return Policy(model=model, params=params, tokenizer=tokenizer, tokenizer_folder=folder)

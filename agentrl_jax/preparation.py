@@ -1,0 +1,110 @@
+"""What a run needs before its first learner step: demonstrations, a policy, and the sizes that follow from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.env import EnvFamily, Message, Tool
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.params import num_params
+from agentrl_jax.policy import Policy, create_policy, open_policy
+from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.sft import Demonstration
+from agentrl_jax.types import Ids, as_ids
+
+_NUM_FOR_SIZES = 256
+"""Demonstrations that a run without warm-up plays, to know how long episodes are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """config: with every derived size filled in. copy_ids: what a copying warm-up draws from; empty: no copying."""
+
+    config: TrainConfig
+    policy: Policy
+    demonstrations: tuple[Demonstration, ...]
+    copy_ids: Ids
+
+
+def prepare(
+    config: TrainConfig, families: Sequence[EnvFamily], model_folder: Path, say: Callable[[str], None]
+) -> Prepared:
+    """Play demonstrations; open the policy, or create it and save its tokenizer to `model_folder`.
+
+    Raises ConfigError if the policy cannot be opened, or if max_context_tokens is too small to learn from.
+    """
+    count = config.warm_up.demonstrations if config.has_warm_up else _NUM_FOR_SIZES
+    conversations = play_demonstrations(families, count, noise=config.warm_up.noise, seed=config.seed)
+    if config.model is None:
+        words = sorted({word for family in families for word in family.vocabulary()})
+        policy = create_policy(
+            conversations, model_folder, network=config.network, keep_whole=words, seed=derive_seed(config.seed, "init")
+        )
+    else:
+        policy = open_policy(config.model)
+    render = {
+        family.name: TemplateRenderer(policy.tokenizer, tools=family.tools).render_demonstration for family in families
+    }
+    names = [families[number % len(families)].name for number in range(count)]
+    rendered = [render[name](*conversation) for name, conversation in zip(names, conversations, strict=True)]
+    longest = max(len(ids) for ids, _ in rendered)
+    sized = _with_sizes(config, policy, longest)
+    kept = tuple(r for r in rendered if len(r[0]) <= sized.packing.row_tokens[-1])
+    _describe(families, policy, longest, len(rendered) - len(kept), sized, say)
+    return Prepared(
+        config=sized,
+        policy=policy,
+        demonstrations=kept,
+        copy_ids=_content_ids(policy) if config.model is None else as_ids(()),
+    )
+
+
+def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:
+    wanted = config.max_context_tokens or longest * 5 // 4
+    if wanted > policy.model.max_positions:
+        raise ConfigError(
+            f"episodes of up to {wanted} tokens do not fit the model's {policy.model.max_positions} positions; "
+            "set --max-context-tokens"
+        )
+    return config.with_context(wanted)
+
+
+def _content_ids(policy: Policy) -> Ids:
+    special = list(policy.tokenizer.special_tokens.values())
+    return as_ids(np.setdiff1d(np.arange(policy.tokenizer.vocab_size), special))
+
+
+def _describe(
+    families: Sequence[EnvFamily],
+    policy: Policy,
+    longest: int,
+    num_too_long: int,
+    config: TrainConfig,
+    say: Callable[[str], None],
+) -> None:
+    for family in families:
+        say(f"{family.name}: {family.num_tasks('train'):,} training tasks, {family.num_tasks('eval'):,} held out")
+    say(
+        f"policy: {num_params(policy.model) / 1e6:.2f} M parameters, {policy.model.vocab_size} ids; longest "
+        f"demonstration {longest} tokens, context {config.max_context_tokens}"
+    )
+    if num_too_long:
+        say(f"warning: {num_too_long} demonstrations are longer than a row and are left out")
+
+
+def play_demonstrations(
+    families: Sequence[EnvFamily], count: int, *, noise: float, seed: int
+) -> list[tuple[tuple[Message, ...], tuple[Tool, ...]]]:
+    """`count` episodes of the scripted experts on training tasks, the families taking turns."""
+    played = []
+    for number in range(count):
+        family = families[number % len(families)]
+        index = (number // len(families)) % family.num_tasks("train")
+        rng = Random(derive_seed(seed, "demonstration", family.name, number))
+        played.append((family.demonstrate(family.task("train", index), rng, noise=noise), family.tools))
+    return played

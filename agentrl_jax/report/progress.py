@@ -1,0 +1,120 @@
+"""What a run prints: plain lines that read well in a terminal and in a log file. Pure functions of records."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl_jax.algo.metrics import macro_average, merge, task_metrics
+from agentrl_jax.controller.ports import StepRecord
+from agentrl_jax.evaluation import Evaluation
+from agentrl_jax.types import EpisodeEnd
+
+
+def step_record(record: StepRecord) -> dict[str, Any]:
+    """One learner step as JSON: everything the line says and more, per env with counts."""
+    by_env = task_metrics(record.groups)
+    return {
+        "step": record.step + 1,
+        "version": record.version,
+        "is_finite": record.is_finite,
+        "num_groups": len(record.groups),
+        "num_dropped": len(record.dropped),
+        "num_cancelled": len(record.cancelled),
+        "age_max": max(record.ages, default=0),
+        "age_mean": sum(record.ages) / len(record.ages) if record.ages else 0.0,
+        "collect_s": record.timings.collect_s,
+        "learn_s": record.timings.learn_s,
+        "publish_s": record.timings.publish_s,
+        "straggler_wait_s": dict(record.timings.straggler_wait_s),
+        "ends": {end.value: count for end, count in record.ends.items()},
+        "metrics": dict(record.metrics),
+        "envs": {env: metrics.as_floats() for env, metrics in by_env.items()},
+        "micro": merge(by_env.values()).as_floats(),
+        "macro_success_rate": macro_average(m.success_rate for m in by_env.values()),
+    }
+
+
+def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
+    """One learner step: what was learnt from, how old it was, and where the time went."""
+    metrics = merge(task_metrics(record.groups).values())
+    timings = record.timings
+    parts = [
+        f"step {record.step + 1:>{len(str(max_steps))}}/{max_steps}",
+        f"v{record.version}→{record.version + record.is_finite}",
+        f"success {_percent(metrics.success_rate)}",
+        f"reward {metrics.reward_mean:+.3f}",
+        f"{metrics.num_episodes} episodes",
+        f"{metrics.num_tokens / 1000:.1f}k tokens",
+        f"age ≤ {max(record.ages, default=0)}",
+    ]
+    if record.is_finite:
+        parts.append(f"clip {_percent(_clipped(record.metrics))}")
+        parts.append(f"kl {record.metrics.get('behavior_kl', float('nan')):.4f}")
+    else:
+        parts.append("SKIPPED: nothing to learn, or not finite")
+    lost = len(record.dropped) + len(record.cancelled)
+    if lost:
+        parts.append(f"{lost} groups lost")
+    broken = {end.value: count for end, count in record.ends.items() if end.is_infrastructure}
+    if broken:
+        parts.append(" ".join(f"{name} {count}" for name, count in sorted(broken.items())))
+    parts.append(
+        f"{step_s:.1f} s (collect {timings.collect_s:.1f}, learn {timings.learn_s:.1f}, "
+        f"publish {timings.publish_s:.2f})"
+    )
+    return "  ".join(parts)
+
+
+def _clipped(metrics: Mapping[str, float]) -> float:
+    return sum(metrics.get(name, 0.0) for name in ("clip_low_frac", "clip_high_frac"))
+
+
+def task_lines(record: StepRecord) -> list[str]:
+    """One line per env; only worth printing if there are several."""
+    by_env = task_metrics(record.groups)
+    if len(by_env) < 2:
+        return []
+    return [
+        f"    {env}: success {_percent(m.success_rate)}  reward {m.reward_mean:+.3f}  {m.num_groups} groups, "
+        f"{_percent(m.zero_signal_frac)} without signal"
+        for env, m in by_env.items()
+    ]
+
+
+def evaluation_lines(title: str, evaluations: Iterable[Evaluation]) -> list[str]:
+    """One line per env and mode: success with its 95 % interval, and how the other episodes ended."""
+    return [f"{title}  {e.env:<12} {e.mode:<8} success {success(e)}{_other_ends(e)}" for e in evaluations]
+
+
+def success(evaluation: Evaluation) -> str:
+    """`73.4 % [65.2, 80.3] (94/128)`: the rate, its 95 % interval, the counts behind it."""
+    low, high = evaluation.interval
+    m = evaluation.metrics
+    broken = f", {m.num_episodes - m.num_valid} broken" if m.num_valid < m.num_episodes else ""
+    return (
+        f"{_percent(evaluation.success)} [{100 * low:.1f}, {100 * high:.1f}] ({m.num_successes}/{m.num_valid}{broken})"
+    )
+
+
+def gain_lines(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> list[str]:
+    """One line per env: the difference in points with its 95 % interval."""
+    lines = []
+    for env in before:
+        if env in after:
+            gain, (low, high) = after[env].gain_over(before[env])
+            lines.append(
+                f"gain    {env:<12} {after[env].mode:<8} {100 * gain:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+            )
+    return lines
+
+
+def _other_ends(evaluation: Evaluation) -> str:
+    counts = sorted(
+        (end.value, count)
+        for end, count in evaluation.metrics.ends.items()
+        if end is not EpisodeEnd.COMPLETED and count
+    )
+    return "".join(f"  {name} {count}" for name, count in counts)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

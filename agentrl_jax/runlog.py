@@ -1,0 +1,144 @@
+"""The run directory: what a run leaves behind, written as it happens.
+
+    config.json      the effective configuration, written once, before anything else
+    metrics.jsonl    one line per learner step and per evaluation, in order
+    episodes.jsonl   one line per training episode that was consumed
+    batches/         step-000001.npz, …: the recorded batches, for replaying a loss on them
+    model/           weights and tokenizer in Hugging Face's layout
+
+JSON lines are ASCII-only, so that no reader splits one at a U+2028; they end in "\\n" and are flushed at once.
+Values that are not finite are written as null: JSON has no NaN.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.types import Ids, Trajectory
+
+
+def to_json(value: Any) -> str:
+    """One line of strict JSON for `value`; not-a-number and infinities become null."""
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that a reader, or a crash, sees the old or the new file, never half of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RunLog:
+    """Writes one run directory. Use it as a context manager; it owns its files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Claim `folder`, which must be absent or empty. Raises ConfigError, and creates nothing, otherwise."""
+        check_unused(folder)
+        self.folder = folder
+        try:
+            (folder / "batches").mkdir(parents=True)
+            self._metrics = (folder / "metrics.jsonl").open("a", encoding="ascii")
+            self._episodes = (folder / "episodes.jsonl").open("a", encoding="ascii")
+        except OSError as error:
+            raise ConfigError(f"--run-dir {folder} cannot be written: {error.strerror or error}") from error
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+        self._episodes.close()
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder / "model"
+
+    def batch_path(self, step: int) -> Path:
+        return self.folder / "batches" / f"step-{step:06d}.npz"
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        write_atomically(self.folder / "config.json", json.dumps(_finite(config), indent=2, allow_nan=False) + "\n")
+
+    def log_metrics(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append one record of a `kind` ("warm_up", "step", "evaluation") to metrics.jsonl."""
+        _append(self._metrics, {"kind": kind, **values})
+
+    def log_episode(self, step: int, trajectory: Trajectory, decode: Callable[[Ids], str]) -> None:
+        """Append a consumed episode to episodes.jsonl, its ids spelt out by `decode`."""
+        _append(self._episodes, {"step": step, **describe(trajectory, decode)})
+
+
+def _append(file: TextIO, record: Mapping[str, Any]) -> None:
+    file.write(to_json(record) + "\n")
+    file.flush()
+
+
+def check_unused(folder: Path) -> None:
+    """Raise ConfigError unless `folder` can become a new run directory."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--run-dir {folder} is not empty; runs never overwrite each other. Name a new folder, and start from "
+            f"an earlier run's weights with --model {folder / 'model'}"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--run-dir {folder} is a file; name a folder")
+
+
+def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, Any]:
+    """An episode as JSON: what was asked, sampled and answered, by which policy, and how it ended."""
+    return {
+        "episode": trajectory.episode_id,
+        "group": trajectory.group_id,
+        "member": trajectory.member,
+        "env": trajectory.task.env,
+        "split": trajectory.task.split,
+        "index": trajectory.task.index,
+        "end": trajectory.end.value,
+        "reward": trajectory.reward,
+        "env_reward": trajectory.env_reward,
+        "tokens": trajectory.num_tokens,
+        "loss_tokens": trajectory.num_loss_tokens,
+        "wall_s": round(trajectory.wall_s, 4),
+        "env_s": round(trajectory.env_s, 4),
+        "engine_s": round(trajectory.engine_s, 4),
+        "error": trajectory.error,
+        "turns": [
+            {
+                "context": decode(turn.context_ids),
+                "sampled": decode(turn.completion.ids),
+                "logprob_sum": round(float(turn.completion.logprobs.sum()), 4),
+                "versions": [[span.version, span.start, span.end] for span in turn.completion.version_spans],
+                "pool": turn.completion.pool,
+                "engine": turn.completion.engine,
+                "finish_reason": turn.completion.finish_reason,
+                "cached_tokens": turn.completion.cached_tokens,
+                "reward": turn.reward,
+                "calls": turn.num_calls,
+                "call_errors": list(turn.call_errors),
+            }
+            for turn in trajectory.turns
+        ],
+    }

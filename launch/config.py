@@ -1,0 +1,43 @@
+"""The command line: checks that come before any device is touched, and the parsing of one frozen config."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+import tyro
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions
+from agentrl_jax.errors import ConfigError
+from envs import register_all
+
+ConfigT = TypeVar("ConfigT")
+
+
+def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, program: str) -> ConfigT:
+    """Parse `arguments` (None: the process's own). Prints a message and exits with code 2 if they are wrong."""
+    try:
+        return tyro.cli(config_type, args=arguments, prog=f"python -m {program}")
+    except ConfigError as error:
+        refuse(error, program=program)
+
+
+def refuse(error: ConfigError, *, program: str) -> NoReturn:
+    """Say what is wrong in one paragraph and exit with code 2."""
+    print(f"{program}: {error}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
+    """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing."""
+    registry = EnvRegistry()
+    register_all(registry)
+    if config.data is not None and not config.data.is_dir():
+        raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
+    options = FamilyOptions(seed=config.seed, data=config.data, level=config.level)
+    return tuple(registry.make(name, options) for name in config.env_names)
+
+
+def printer() -> Callable[[str], None]:
+    """Print a line at once, also into a pipe."""
+    return lambda line: print(line, flush=True)

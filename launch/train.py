@@ -1,0 +1,61 @@
+"""Train an agent: `python -m launch.train`. See `--help`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.env import EnvFamily
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.pipeline import train
+from agentrl_jax.runlog import RunLog, check_unused
+from agentrl_jax.sharding import parse_mesh
+from launch.config import make_families, parse, printer, refuse
+from launch.devices import open_mesh
+
+PROGRAM = "launch.train"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and return the exit code: 0 done, 2 wrong settings, 130 stopped by a second Ctrl-C."""
+    config = parse(TrainConfig, arguments, program=PROGRAM)
+    try:
+        config, families = _check(config)
+        return _run(config, families)
+    except ConfigError as error:
+        refuse(error, program=PROGRAM)
+
+
+def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
+    """Everything that can be known to be wrong before a device is touched or a file is written."""
+    if config.run_dir is None:
+        config = replace(config, run_dir=Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    assert config.run_dir is not None
+    check_unused(config.run_dir)
+    if config.model is not None and not config.model.is_dir():
+        raise ConfigError(f"--model {config.model}: expected a folder with weights and tokenizer, but there is none")
+    return config, make_families(config)
+
+
+def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
+    say = printer()
+    mesh = open_mesh(parse_mesh(config.mesh), say)
+    assert config.run_dir is not None
+    with RunLog(config.run_dir) as run:
+        run.write_config(config.to_json())
+        say(f"run directory: {config.run_dir}")
+        try:
+            result = train(config, families, mesh, run, say)
+        except KeyboardInterrupt:
+            say(f"stopped at once; go on from the last saved weights with --model {run.model_folder}")
+            return 130
+    if result.is_stopped:
+        say(f"stopped after {result.num_steps} steps; go on with --model {result.model_folder}")
+    else:
+        say(f"weights and tokenizer: {result.model_folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
