@@ -266,9 +266,7 @@ def _choose_bucket(lengths: npt.NDArray[np.int64], packing: PackingConfig) -> tu
     placements = {
         capacity: first_fit_decreasing(lengths, capacity) for capacity in packing.row_tokens if capacity >= longest
     }
-    best = min(
-        placements, key=lambda capacity: (_padded_rows(placements[capacity].num_rows, packing) * capacity, capacity)
-    )
+    best = min(placements, key=lambda capacity: _padded_rows(placements[capacity].num_rows, packing) * capacity)
     return best, placements[best]
 
 

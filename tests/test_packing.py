@@ -100,8 +100,8 @@ def test_a_group_without_signal_keeps_its_loss_mask_only() -> None:
     assert (batch.stats["num_signal_groups"], batch.stats["num_groups"]) == (1.0, 2.0)
 
 
-def test_paper_mode_lets_groups_without_signal_take_part() -> None:
-    groups = [make_group([1.0, 1.0], group_id=0), make_group([1.0, 0.0, 0.0], group_id=1)]
+def test_paper_mode_lets_every_valid_trajectory_take_part_and_no_other() -> None:
+    groups = [make_group([1.0, 1.0], group_id=0), make_group([1.0, 0.0, None, 0.0], group_id=1)]
     batch = build_batch(
         groups, advantages=AdvantageConfig(task_normalisation="paper"), packing=one_row(10), learner_version=0
     )
@@ -111,13 +111,20 @@ def test_paper_mode_lets_groups_without_signal_take_part() -> None:
     assert rows.advantages[rows.loss_mask].std(ddof=1) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_records_and_arrays_agree_on_which_groups_have_signal() -> None:
+    groups = varied_groups(5)
+    batch = build_batch(groups, advantages=PLAIN, packing=one_row(64), learner_version=9)
+    tokens = sum(t.num_loss_tokens for g in groups if g.has_signal for t in g.trajectories if t.end.is_valid)
+    assert batch.loss_weight == tokens < batch.num_loss_tokens
+
+
 def test_tasks_are_named_alphabetically_and_tasks_without_two_signals_are_counted() -> None:
-    groups = [make_group([1.0, 0.0], group_id=i, env=env) for i, env in enumerate(["z", "a", "z"])]
+    groups = [make_group([1.0, 0.0], group_id=i, env=env) for i, env in enumerate("zxyawz")]
     batch = build_batch(groups, advantages=AdvantageConfig(), packing=one_row(10), learner_version=0)
     rows = stacked(batch)
-    assert batch.task_names == ("a", "z")
-    assert np.bincount(rows.task_ids[rows.loss_mask]).tolist() == [6, 12]
-    assert batch.stats["num_tasks_not_normalised"] == 1.0
+    assert batch.task_names == tuple("awxyz")
+    assert np.bincount(rows.task_ids[rows.loss_mask]).tolist() == [6, 6, 6, 6, 12]
+    assert batch.stats["num_tasks_not_normalised"] == 4.0
 
 
 def test_the_bucket_with_the_fewest_slots_wins_and_the_smaller_of_equals() -> None:

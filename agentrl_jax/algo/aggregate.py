@@ -11,14 +11,15 @@ def masked_sum(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Weighted:
 
     What stands off the mask has no influence, be it NaN, and gets gradient 0; but a NaN that arises while computing
     `values` from inputs off the mask still poisons the gradient, so neutralise those inputs first (`neutralise`).
-    No division here: the mean over a whole batch is taken once, by its global weight.
+    No division here: the mean over a whole batch is taken once, by its global weight. Both sums are in float32 or
+    better, whatever `values` are: bfloat16 cannot count past 256.
 
     >>> total, weight = masked_sum(jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False]))
     >>> float(total), float(weight)
     (3.0, 2.0)
     """
-    total = jnp.sum(jnp.where(mask, values, jnp.zeros_like(values)))
-    return Weighted(total=total, weight=jnp.sum(mask, dtype=values.dtype))
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    return Weighted(total=jnp.sum(neutralise(values, mask), dtype=dtype), weight=jnp.sum(mask, dtype=dtype))
 
 
 def neutralise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:

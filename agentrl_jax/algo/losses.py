@@ -104,7 +104,7 @@ def make_loss(config: LossConfig) -> LossFn:
 
 def _supervised(logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
     mask = batch.loss_mask & batch.has_signal
-    return LossOutput(loss=masked_sum(negative_log_likelihood(neutralise(logprobs, mask)), mask), metrics={})
+    return LossOutput(loss=masked_sum(negative_log_likelihood(logprobs), mask), metrics={})
 
 
 def _policy(logprobs: Float[Array, "B T"], batch: TokenBatch, *, config: LossConfig) -> LossOutput:

@@ -134,27 +134,27 @@ def test_likelihood_loss_by_hand() -> None:
 
 
 def test_metrics_by_hand() -> None:
-    ratios = [1.0, 1.5, 0.5, 5.0, 2.0]
+    ratios = [1.0, 1.5, 1.3, 0.5, 5.0, 3.0]
     tokens = make_tokens(
-        [-2.0] * 5,
-        [1.0, 1.0, -1.0, -1.0, 0.0],
-        has_signal=[True, True, True, True, False],
-        version_lag=[0, 1, 2, 3, 4],
+        [-2.0] * 6,
+        [1.0, 1.0, 1.0, -1.0, -1.0, 0.0],
+        has_signal=[True, True, True, True, True, False],
+        version_lag=[0, 1, 2, 3, 4, 8],
     )
     loss, metrics = make_loss(LossConfig())(jnp.log(jnp.array([ratios])) - 2.0, tokens)
-    np.testing.assert_allclose(loss.total, -1.0 - 1.2 + 0.8 + 3.0, rtol=1e-5)
-    assert float(loss.weight) == 4.0
+    np.testing.assert_allclose(loss.total, -1.0 - 1.2 - 1.2 + 0.8 + 3.0, rtol=1e-5)
+    assert float(loss.weight) == 5.0
     expected = {
-        "clip_low_frac": 1 / 4,
-        "clip_high_frac": 1 / 4,
-        "dual_clip_frac": 1 / 4,
-        "ratio_mean": 10.0 / 5,
-        "behavior_kl": sum(r - 1 - math.log(r) for r in ratios) / 5,
-        "logprob_abs_diff": sum(abs(math.log(r)) for r in ratios) / 5,
-        "token_staleness": 2.0,
+        "clip_low_frac": 1 / 5,
+        "clip_high_frac": 2 / 5,
+        "dual_clip_frac": 1 / 5,
+        "ratio_mean": 12.3 / 6,
+        "behavior_kl": sum(r - 1 - math.log(r) for r in ratios) / 6,
+        "logprob_abs_diff": sum(abs(math.log(r)) for r in ratios) / 6,
+        "token_staleness": 3.0,
     }
     assert means(metrics) == pytest.approx(expected, rel=1e-5)
-    assert "dual_clip_frac" not in make_loss(LossConfig(dual_clip=None))(jnp.zeros((1, 5)), tokens).metrics
+    assert "dual_clip_frac" not in make_loss(LossConfig(dual_clip=None))(jnp.zeros((1, 6)), tokens).metrics
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -230,3 +230,8 @@ def test_wrong_or_ineffective_options_are_refused(options: dict[str, object]) ->
 def test_masked_sum_counts_what_it_adds() -> None:
     total, weight = masked_sum(jnp.array([1.0, jnp.inf, 3.0]), jnp.array([True, False, True]))
     assert (float(total), float(weight)) == (4.0, 2.0)
+
+
+def test_masked_sum_counts_past_256_in_bfloat16() -> None:
+    total, weight = masked_sum(jnp.ones(1000, jnp.bfloat16), jnp.ones(1000, jnp.bool_))
+    assert (float(total), float(weight)) == (1000.0, 1000.0)

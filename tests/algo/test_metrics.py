@@ -74,7 +74,8 @@ def test_envs_are_kept_apart_and_come_in_alphabetical_order() -> None:
     by_env = task_metrics(groups)
     assert list(by_env) == ["db", "web"]
     assert (by_env["db"].zero_signal_frac, by_env["web"].zero_signal_frac) == (1.0, 0.0)
-    assert (by_env["db"].num_scored_groups, by_env["db"].best_of_n_success_rate) == (1, 1.0)
+    db = by_env["db"]
+    assert (db.num_scored_groups, db.best_of_n_success_rate, db.best_of_n_reward) == (1, 1.0, 1.0)
 
 
 def test_micro_average_weighs_episodes_and_macro_average_weighs_tasks() -> None:
