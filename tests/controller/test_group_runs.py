@@ -1,0 +1,82 @@
+"""Groups: members side by side, in order, from one prompt."""
+
+import pytest
+import trio
+
+from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, single_engine
+from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.env import Action, Message, StepResult
+from agentrl_jax.errors import RecordError
+from agentrl_jax.testing.engine import FakeEngine
+from agentrl_jax.testing.envs import EnvScript, ScriptedSession, SessionLog
+from agentrl_jax.testing.renderer import FakeRenderer
+from agentrl_jax.types import EpisodeEnd, Task
+
+TASK = Task(env="scripted", split="train", index=3, seed=5)
+CONFIG = EpisodeConfig(max_turns=2, max_new_tokens=8, max_context_tokens=512)
+
+
+def setup_with(sessions: object, config: EpisodeConfig = CONFIG) -> EpisodeSetup:
+    return EpisodeSetup(
+        sessions=sessions,  # type: ignore[arg-type]
+        tools=(),
+        renderer=FakeRenderer(),
+        choose_engine=single_engine(FakeEngine(script=lambda prompt, sampling: [5])),
+        config=config,
+        run_seed=1,
+    )
+
+
+async def test_members_run_at_once_and_come_back_in_order(autojump_clock: trio.testing.MockClock) -> None:
+    log, seconds = SessionLog(), iter([30.0, 10.0, 20.0])
+    setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), log))
+    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    group = await run_group(admitted, group_size=3, setup=setup)
+    assert trio.current_time() == pytest.approx(30.0)
+    assert (group.group_id, group.task, group.admitted_version) == (9, TASK, 4)
+    assert [t.member for t in group.trajectories] == [0, 1, 2]
+    assert {t.episode_id for t in group.trajectories} == {"g9-m0", "g9-m1", "g9-m2"}
+    assert (log.peak_open, log.num_open) == (3, 0)
+
+
+async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockClock) -> None:
+    log = SessionLog()
+    setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=30.0), log))
+    admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+    async with trio.open_nursery() as nursery:
+
+        async def trip() -> None:
+            await trio.sleep(5.0)
+            admitted.switch.trip()
+
+        nursery.start_soon(trip)
+        group = await run_group(admitted, group_size=3, setup=setup)
+    assert [t.end for t in group.trajectories] == [EpisodeEnd.CANCELLED] * 3
+    assert log.num_open == 0
+
+
+class Moody:
+    """A session whose first message depends on how many there were before it."""
+
+    num_made = 0
+
+    def __init__(self, task: Task) -> None:
+        Moody.num_made += 1
+        self.mood = "good" if Moody.num_made < 3 else "bad"
+
+    async def start(self) -> tuple[Message, ...]:
+        await trio.lowlevel.checkpoint()
+        return (Message(role="user", content=self.mood),)
+
+    async def interact(self, action: Action) -> StepResult:
+        await trio.lowlevel.checkpoint()
+        return StepResult(messages=(), end=EpisodeEnd.COMPLETED)
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_members_with_different_first_prompts_are_refused(autojump_clock: trio.testing.MockClock) -> None:
+    admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+    with pytest.raises(RecordError, match="scripted/train/3/5"):
+        await run_group(admitted, group_size=3, setup=setup_with(Moody))
