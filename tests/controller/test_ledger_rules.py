@@ -1,0 +1,283 @@
+"""The ledger by hand: due dates, stragglers, ends, and what a step may leave behind."""
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from agentrl_jax.controller.admission import Admission
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.group import AdmittedGroup
+from agentrl_jax.controller.ledger import CollectedBatch, Ledger
+from agentrl_jax.errors import ConfigError, NoProgressError
+from agentrl_jax.types import EpisodeEnd, Group, Task, Trajectory
+
+
+def make_config(**changes: object) -> RolloutConfig:
+    options: dict[str, object] = {"group_size": 2, "min_groups_per_batch": 2, "max_staleness": 1}
+    return RolloutConfig(**(options | changes))  # type: ignore[arg-type]
+
+
+class Book:
+    """A ledger with its permits, and short ways to move groups through it."""
+
+    def __init__(self, **changes: object) -> None:
+        self.config = make_config(**changes)
+        self.admission = Admission(self.config.num_permits)
+        self.ledger = Ledger(self.config)
+        self.admitted: list[AdmittedGroup] = []
+
+    async def admit(self, *envs: str) -> None:
+        for env in envs:
+            permit = await self.admission.acquire()
+            await self.ledger.admissible(env)
+            task = Task(env=env, split="train", index=len(self.admitted), seed=0)
+            self.admitted.append(self.ledger.admit(task, permit))
+
+    def settle(self, *group_ids: int, end: EpisodeEnd = EpisodeEnd.COMPLETED) -> None:
+        for group_id in group_ids:
+            self.ledger.settle(ended_group(self.admitted[group_id], end))
+
+    async def step(self) -> list[int]:
+        batch = await self.ledger.collect()
+        self.ledger.finish_step(self.ledger.version + 1)
+        return [group.group_id for group in batch.groups]
+
+    async def blocks(self, call: Callable[[], object]) -> bool:
+        with trio.move_on_after(1.0) as scope:
+            await call()  # type: ignore[misc]
+        return scope.cancelled_caught
+
+
+def ended_group(admitted: AdmittedGroup, end: EpisodeEnd) -> Group:
+    def member(number: int) -> Trajectory:
+        return Trajectory(
+            task=admitted.task,
+            group_id=admitted.group_id,
+            member=number,
+            end=end,
+            reward=None if end.is_infrastructure else float(number),
+            env_reward=None,
+            segments=(),
+            error="broke" if end.is_infrastructure else "",
+        )
+
+    return Group(
+        group_id=admitted.group_id,
+        task=admitted.task,
+        admitted_version=admitted.admitted_version,
+        trajectories=(member(0), member(1)),
+    )
+
+
+async def test_a_batch_is_every_complete_group_oldest_first(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book()
+    await book.admit("a", "a", "a", "a")
+    book.settle(3)
+    assert await book.blocks(book.ledger.collect)  # one is not enough
+    book.settle(0, 2)
+    assert await book.step() == [0, 2, 3]
+    assert book.ledger.open_tasks == (book.admitted[1].task,)
+    assert book.admission.statistics().num_held == 1
+
+
+async def test_what_does_not_fit_stays_for_the_next_step(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_groups_per_batch=3, max_staleness=2)
+    await book.admit(*"aaaaa")
+    book.settle(4, 3, 2, 1, 0)
+    assert await book.step() == [0, 1, 2]
+    assert await book.step() == [3, 4]
+
+
+async def test_permits_come_back_after_the_publish_and_not_before(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_staleness=0)
+    await book.admit("a", "a")
+    book.settle(0, 1)
+    batch = await book.ledger.collect()
+    assert (len(batch.groups), batch.ages) == (2, (0, 0))
+    assert book.admission.statistics().num_free == 0
+    assert book.ledger.statistics().num_consumed == 2
+    book.ledger.finish_step(1)
+    assert book.admission.statistics().num_free == 2
+
+
+async def test_wait_holds_the_step_until_the_straggler_is_in_it(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book()
+    await book.admit("slow", "a", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    await book.admit("a", "a")
+    book.settle(3, 4, 5)
+    # Version 1: group 0 has age 1 = max_staleness, so that no step may start without it.
+    batch: list[CollectedBatch] = []
+
+    async def collect() -> None:
+        batch.append(await book.ledger.collect())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(collect)
+        await trio.sleep(7.0)
+        assert batch == []
+        book.settle(0)
+    assert [group.group_id for group in batch[0].groups] == [0, 3, 4, 5]
+    assert batch[0].ages == (1, 1, 0, 0)
+    assert batch[0].straggler_wait_s == {"slow": 7.0}
+
+
+async def test_waiting_for_enough_groups_is_not_a_straggler_wait(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book()
+    await book.admit("a", "a")
+    async with trio.open_nursery() as nursery:
+
+        async def collect() -> None:
+            assert (await book.ledger.collect()).straggler_wait_s == {}
+
+        nursery.start_soon(collect)
+        await trio.sleep(7.0)
+        book.settle(0, 1)
+
+
+async def test_cancel_steps_without_the_straggler(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(stragglers="cancel")
+    await book.admit("slow", "a", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    assert not book.admitted[0].switch.is_tripped  # age 0: may still be consumed from version 1
+    await book.admit("a")
+    book.settle(3, 4)
+    assert await book.step() == [3, 4]
+    assert book.admitted[0].switch.is_tripped
+    assert book.admission.statistics().num_held == 1  # until its sessions are closed
+    book.settle(0, end=EpisodeEnd.CANCELLED)
+    assert book.admission.statistics().num_held == 0
+    assert book.ledger.statistics().num_cancelled == 1
+    dropped, cancelled = book.ledger.drain_ended()
+    assert (dropped, [group.group_id for group in cancelled]) == ((), [0])
+    assert book.ledger.drain_ended() == ((), ())
+
+
+async def test_an_env_with_its_own_bound_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(task_max_staleness={"slow": 3})
+    await book.admit("slow", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    await book.admit("a", "a")
+    book.settle(3, 4)
+    assert await book.step() == [3, 4]  # version 1
+    await book.admit("a", "a")
+    book.settle(5, 6)
+    assert await book.step() == [5, 6]  # version 2
+    await book.admit("a", "a")
+    book.settle(7, 8)
+    assert await book.blocks(book.ledger.collect)  # version 3: its age is 3
+    book.settle(0)
+    assert await book.step() == [0, 7, 8]
+
+
+async def test_the_most_urgent_go_first_when_a_batch_is_full(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_groups_per_batch=2, task_max_staleness={"urgent": 0})
+    await book.admit("a", "a", "urgent", "urgent")
+    book.settle(0, 1, 2, 3)
+    assert await book.step() == [2, 3]
+    assert await book.step() == [0, 1]
+
+
+async def test_no_group_is_admitted_that_could_not_be_consumed_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    book = Book(max_groups_per_batch=2, task_max_staleness={"urgent": 0})
+    await book.admit("urgent", "urgent")
+    assert await book.blocks(lambda: book.ledger.admissible("urgent"))  # only two fit into this version's batch
+    assert not await book.blocks(lambda: book.ledger.admissible("a"))
+    book.settle(0, 1)
+    await book.ledger.collect()
+    assert await book.blocks(lambda: book.ledger.admissible("urgent"))  # this step has begun without it
+    book.ledger.finish_step(1)
+    assert not await book.blocks(lambda: book.ledger.admissible("urgent"))
+
+
+async def test_a_small_batch_limit_cannot_make_groups_overdue(autojump_clock: trio.testing.MockClock) -> None:
+    # Four slow groups of version 0, batches of two: a third step of fast groups would leave four due at once.
+    book = Book(max_groups_per_batch=2, max_staleness=2)
+    await book.admit(*"aaaaaa")
+    book.settle(4, 5)
+    assert await book.step() == [4, 5]  # version 0: four left, due by 2, two steps to come
+    await book.admit(*"aa")
+    book.settle(6, 7)
+    assert await book.blocks(book.ledger.collect)  # version 1: four left would not fit into step 2
+    book.settle(0, 1)
+    assert await book.step() == [0, 1]
+    book.settle(2, 3)
+    assert await book.step() == [2, 3]
+    assert await book.step() == [6, 7]
+
+
+async def test_a_step_that_was_not_finite_keeps_the_version(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_staleness=0)
+    await book.admit("a", "a")
+    book.settle(0, 1)
+    await book.ledger.collect()
+    book.ledger.finish_step(0)
+    assert (book.ledger.version, book.admission.statistics().num_free) == (0, 2)
+    await book.admit("a")
+    assert book.admitted[2].admitted_version == 0
+
+
+async def test_a_group_ends_exactly_once(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book()
+    await book.admit("a", "a")
+    book.settle(0)
+    with pytest.raises(RuntimeError, match="exactly once"):
+        book.settle(0)
+    book.settle(1, end=EpisodeEnd.ENV_ERROR)
+    for group_id in (1, 5):
+        with pytest.raises(RuntimeError, match="exactly once"):
+            book.ledger.abandon(group_id)
+    book.ledger.close()
+    statistics = book.ledger.statistics()
+    assert (statistics.num_admitted, statistics.num_dropped, statistics.num_cancelled) == (2, 1, 1)
+    assert book.admission.statistics().num_held == 0
+
+
+async def test_a_group_without_a_valid_member_is_dropped_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_consecutive_failures=3)
+    await book.admit("a", "a", "a", "a")
+    book.settle(0, 1, end=EpisodeEnd.ENGINE_ERROR)
+    assert book.admission.statistics().num_held == 2
+    book.settle(2)  # a success in between starts the count anew
+    await book.admit("a", "a")
+    book.settle(3, 4, end=EpisodeEnd.ENV_TIMEOUT)
+    with pytest.raises(NoProgressError, match=r"3 groups in a row .* task a/train/5/0, ended as env_error: broke"):
+        book.settle(5, end=EpisodeEnd.ENV_ERROR)
+    dropped, _ = book.ledger.drain_ended()
+    assert [group.group_id for group in dropped] == [0, 1, 3, 4, 5]
+
+
+def test_versions_never_go_back() -> None:
+    with pytest.raises(RuntimeError, match="never go back"):
+        Ledger(make_config(), initial_version=3).finish_step(2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_size": 1},
+        {"min_groups_per_batch": 0},
+        {"max_staleness": -1},
+        {"max_groups_per_batch": 1},
+        {"task_max_staleness": {"a": -1}},
+        {"stragglers": "ignore"},
+        {"max_consecutive_failures": 0},
+        {"max_fruitless_steps": 0},
+    ],
+)
+def test_impossible_rollout_configs_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        make_config(**changes)
+
+
+def test_permits_and_bounds_follow_from_the_config() -> None:
+    config = make_config(min_groups_per_batch=4, max_staleness=2, task_max_staleness={"slow": 5})
+    assert (config.num_permits, config.batch_capacity) == (12, 12)
+    assert make_config(max_groups_per_batch=3).batch_capacity == 3
+    assert (config.staleness_bound("slow"), config.staleness_bound("other")) == (5, 2)
