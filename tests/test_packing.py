@@ -135,7 +135,7 @@ def test_the_bucket_with_the_fewest_slots_wins_and_the_smaller_of_equals() -> No
     assert bucket([5, 5], 4, 6, 10) == (1, 10)  # 2 · 6 > 10
     assert bucket([3, 3], 4, 8) == (2, 4)  # 8 = 8
     assert bucket([6, 2], 4, 8, 16) == (1, 8)
-    assert bucket([3, 3, 3], 4, 8, rows=2) == (2, 4)  # 4 · 4 = 2 · 8, empty rows included
+    assert bucket([3, 3, 3], 4, 10, rows=2) == (2, 4)  # 4 · 4 < 2 · 10, empty rows included, although 3 · 4 > 10
 
 
 def test_every_micro_batch_has_the_same_shape_and_the_last_is_padded() -> None:
