@@ -61,8 +61,9 @@ def _chunk(
     # Compared, not gathered: a gather's gradient is a scatter, and a vocabulary may be split over devices.
     is_target = jnp.arange(head.shape[1], dtype=targets.dtype) == targets[..., None]
     logprobs = jnp.sum(jnp.where(is_target, logits, 0), axis=-1) - logsumexp
-    logits, logsumexp = jax.lax.stop_gradient((logits, logsumexp))
-    entropy = logsumexp - jnp.sum(jnp.exp(logits - logsumexp[..., None]) * logits, axis=-1)
+    # Σ p·log p as it stands: logsumexp − Σ p·logit would cancel where the logits are large.
+    log_p = jax.lax.stop_gradient(logits - logsumexp[..., None])
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
     return logprobs, entropy
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agentrl_jax.models import attention as module
-from agentrl_jax.models.attention import attention
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 6
+attention = jax.jit(module.attention)
 LENGTHS = ((5, 9, 3), (20,), ())  # of the segments of each row; the rest is padding
 
 
@@ -60,7 +60,10 @@ def test_recomputed_scores_change_nothing(monkeypatch):
     rows = make_rows(130, lengths=((130,), (40, 80)))
 
     def gradients():
-        return jax.grad(lambda q, k, v: jnp.sum(jnp.sin(attention(q, k, v, *rows[3:]))), argnums=(0, 1, 2))(*rows[:3])
+        def total(q, k, v):
+            return jnp.sum(jnp.sin(module.attention(q, k, v, *rows[3:])))
+
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*rows[:3])
 
     kept = gradients()
     monkeypatch.setattr(module, "_KEPT_LENGTH", 0)

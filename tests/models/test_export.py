@@ -1,6 +1,7 @@
 """Export to engines: every tensor, exactly once, whatever the size of a bucket."""
 
 from hashlib import blake2b
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def test_every_tensor_leaves_exactly_once_in_order(bucket_bytes, dtype):
     assert sum(bucket.num_bytes for bucket in buckets) == export_bytes(CONFIG, dtype=dtype)
     for bucket in buckets:
         assert bucket.num_bytes <= bucket_bytes or len(bucket.tensors) == 1
-    for left, right in zip(buckets, buckets[1:], strict=False):
+    for left, right in pairwise(buckets):
         assert left.num_bytes + right.tensors[0].array.nbytes > bucket_bytes
 
 

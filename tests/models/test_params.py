@@ -83,9 +83,7 @@ def test_every_layout_change_can_be_undone():
 
 
 def test_initial_values_have_their_variance():
-    wide = ModelConfig(
-        vocab_size=300, width=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, mlp_width=256
-    )
+    wide = ModelConfig(vocab_size=300, width=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32, mlp_width=256)
     params = init_params(wide, seed=3)
     for spec in param_specs(wide):
         leaf = leaf_at(params, spec.path)
@@ -116,7 +114,7 @@ def test_the_decoder_reads_every_leaf_but_the_head():
     def total(params):
         return Decoder(CONFIG).apply({"params": params}, ids + 1, np.arange(3)[None], ids + 1)[..., 0].sum()
 
-    grads = jax.grad(total)(params)
+    grads = jax.jit(jax.grad(total))(params)
     unread = {spec.path for spec in param_specs(CONFIG) if not np.asarray(leaf_at(grads, spec.path)).any()}
     # A key bias moves all scores of a query alike only before the rotation, so it has a gradient too.
     assert unread == {("lm_head", "kernel")}
