@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +182,45 @@ def test_a_session_that_returns_gets_its_own_slot_though_a_stranger_came_first()
     done = {t.session: t for t in finish(scheduler, device)}
     assert [done[session].cached_tokens for session in "abc"] == [3, 3, 3]
     assert "x" in done
+
+
+def advance_blindly(scheduler: Scheduler) -> list[ServedTurn]:
+    """One device call of which every draw is 5."""
+    match scheduler.next_step():
+        case PrefillStep() as step:
+            rows = len(step.slots)
+            return scheduler.record_prefill(step, np.full(rows, 5, np.int32), np.full(rows, -1.0, np.float32))
+        case DecodeStep() as step:
+            shape = (scheduler.config.decode_block, len(step.tokens))
+            return scheduler.record_decode(step, np.full(shape, 5, np.int32), np.full(shape, -1.0, np.float32))
+    return []
+
+
+@pytest.mark.parametrize(("num_calls", "cached_tokens"), [(1, 3), (10, 3), (30, 0)])
+def test_an_idle_session_keeps_its_slot_for_a_while_though_others_wait(num_calls: int, cached_tokens: int) -> None:
+    config = LocalEngineConfig(num_slots=2, cache_tokens=400, prefill_shapes=((2, 5),), decode_block=3)
+    scheduler = Scheduler(config, 0)
+    scheduler.submit(turn(0, [1], "busy", max_new_tokens=300, stop=99))
+    scheduler.submit(turn(1, [1, 2, 3, 4], "quick", max_new_tokens=1, stop=99))
+    assert [t.session for t in advance_blindly(scheduler)] == ["quick"]
+    scheduler.submit(turn(2, [9], "stranger", max_new_tokens=30, stop=99))
+    for _ in range(num_calls):
+        advance_blindly(scheduler)
+    scheduler.submit(turn(3, [1, 2, 3, 4], "quick", max_new_tokens=1, stop=99))
+    finished: list[ServedTurn] = []
+    while not scheduler.is_idle:
+        finished += advance_blindly(scheduler)
+    assert {t.request_id: t.cached_tokens for t in finished}[3] == cached_tokens
+    assert len(finished) == 3
+
+
+def test_nobody_waits_for_an_idle_session_when_nothing_runs() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    for request_id, session in enumerate("abc"):
+        scheduler.submit(turn(request_id, [1, 2], session, max_new_tokens=1))
+    finish(scheduler, device)
+    scheduler.submit(turn(3, [1, 2], "d", max_new_tokens=1))
+    assert isinstance(scheduler.next_step(), (PrefillStep, DecodeStep))
 
 
 def test_two_turns_of_one_session_run_side_by_side() -> None:

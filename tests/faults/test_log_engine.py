@@ -6,9 +6,10 @@ import numpy as np
 
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import as_ids
-from tests.engines.tiny_engine import CONFIG, check_logprobs, open_tiny, params, random_weights
+from tests.engines.tiny_engine import CONFIG, check_logprobs, open_tiny, params, random_weights, reference_logprobs
 
 PROMPT = as_ids([3, 1, 4, 1, 5])
+BANNING = replace(CONFIG, num_slots=1, banned_ids=(7,))
 
 
 async def test_log_07_logprobs_that_are_not_finite_are_masked_and_counted_and_poison_nobody_else() -> None:
@@ -32,8 +33,7 @@ async def test_log_07_a_poisoned_session_does_not_poison_the_next_in_its_slot() 
     scale = np.float32(1e-30)
     weights["embed"]["embedding"] *= scale
     weights["embed"]["embedding"][7] = np.inf
-    config = replace(CONFIG, num_slots=1, banned_ids=(7,))
-    async with open_tiny(weights=weights, config=config) as engine:
+    async with open_tiny(weights=weights, config=BANNING) as engine:
         clean = await engine.generate(PROMPT, params(), session="a")
         assert clean.loss_mask.all()
         poisoned = await engine.generate(as_ids([3, 7, 7, 7, 7, 7, 7, 7, 7]), params(), session="b")
@@ -78,13 +78,15 @@ async def test_msk_10_each_of_several_stop_ids_ends_the_turn() -> None:
 
 
 async def test_tok_28_a_banned_id_is_never_sampled_however_likely() -> None:
-    async with open_tiny() as engine:
-        favourite = int((await engine.generate(PROMPT, params(temperature=0.0), session="s")).ids[0])
-    async with open_tiny(config=replace(CONFIG, banned_ids=(favourite,))) as engine:
+    weights = random_weights(0)
+    weights["embed"]["embedding"][7] *= 4
+    candidates = (as_ids([a, b]) for a in range(19) for b in range(19))
+    prompt = next(ids for ids in candidates if reference_logprobs(weights, ids, 1.0)[-1].argmax() == 7)
+    async with open_tiny(config=BANNING, weights=weights) as engine:
         sampled = set()
         for seed in range(30):
-            completion = await engine.generate(PROMPT, params(temperature=float(seed % 2), seed=seed), session="s")
+            completion = await engine.generate(prompt, params(temperature=float(seed % 2), seed=seed), session="s")
             sampled |= set(completion.ids.tolist())
-            assert np.isfinite(completion.logprobs).all()
-        assert favourite not in sampled
+            assert completion.loss_mask.all()
+        assert 7 not in sampled
         assert len(sampled) > 5

@@ -3,7 +3,8 @@
 Host logic only: no jax, no threads, no clock. Invariants:
 - The first `num_held` ids of a slot are in its cache, computed by exactly the weights of the slot's `version`.
 - A running turn always has at least one id that is not in the cache: the one the next draw comes after.
-- A session keeps its slot between turns until another turn needs it; least recently used sessions lose theirs first.
+- A session keeps its slot between turns until another turn needs it; least recently used sessions lose theirs first,
+  and none so soon that its environment had no chance to answer.
 """
 
 from collections import deque
@@ -17,6 +18,9 @@ from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.engines.protocol import EngineStatistics
 from agentrl_jax.types import Bools, Floats, Ids
 
+# Device calls for which an idle session keeps its slot though others wait: about as long as filling the slot anew would
+# cost everyone. Without it, quick environments and more sessions than slots would evict every prefix before its use.
+_GRACE_CALLS = 16
 _CALL_TOKENS = 64  # what a prefill call costs besides its tokens, in tokens
 
 
@@ -70,7 +74,7 @@ class Scheduler:
     _waiting: deque[ServedTurn] = field(default_factory=deque)
     _sessions: dict[str, Slot] = field(default_factory=dict)
     _counters: _Counters = field(default_factory=_Counters)
-    _clock: int = 0
+    _num_calls: int = 0
 
     def __post_init__(self) -> None:
         size, tokens = self.config.num_slots, self.config.cache_tokens
@@ -93,6 +97,7 @@ class Scheduler:
         for slot in self._running():
             if slot.turn is not None and slot.turn.request_id == request_id:
                 self._release(slot)
+                slot.last_used -= _GRACE_CALLS  # whoever gave up a turn has no next one
                 self._counters.num_aborted += 1
                 return
         for turn in self._waiting:
@@ -116,6 +121,7 @@ class Scheduler:
     def next_step(self) -> Step | None:
         """Give slots to waiting turns, then say what the device does next; None if nothing is running."""
         self._admit()
+        self._num_calls += 1
         if self._to_clear:
             keep = np.ones(len(self._slots), np.bool_)
             keep[list(self._to_clear)] = False
@@ -164,7 +170,10 @@ class Scheduler:
             return
         # A slot whose session is waiting serves that session; the others go to strangers, unowned ones first.
         returning = {turn.session for turn in self._waiting}
-        spare = [slot for slot in idle if slot.session is None or slot.session not in returning]
+        usable = [slot for slot in idle if slot.session in returning or self._is_given_up(slot)]
+        if not usable and len(idle) == len(self._slots):
+            usable = idle  # nothing runs, so nothing is gained by waiting
+        spare = [slot for slot in usable if slot.session not in returning]
         spare.sort(key=lambda slot: (slot.session is None, -slot.last_used))
         waiting: deque[ServedTurn] = deque()
         for turn in self._waiting:
@@ -176,6 +185,9 @@ class Scheduler:
             else:
                 waiting.append(turn)
         self._waiting = waiting
+
+    def _is_given_up(self, slot: Slot) -> bool:
+        return slot.session is None or self._num_calls - slot.last_used >= _GRACE_CALLS
 
     def _assign(self, slot: Slot, turn: ServedTurn) -> None:
         if slot.session is not None:
@@ -200,8 +212,7 @@ class Scheduler:
             slot.is_poisoned = False
 
     def _release(self, slot: Slot) -> None:
-        self._clock += 1
-        slot.turn, slot.last_used = None, self._clock
+        slot.turn, slot.last_used = None, self._num_calls
 
     def _extend(self, slot: Slot, ids: list[int], logprobs: list[float]) -> list[ServedTurn]:
         turn = slot.turn
