@@ -36,5 +36,8 @@ def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Devi
 def _copy(leaf: Any, dtype: Any, device: jax.Device) -> jax.Array:
     if isinstance(leaf, np.ndarray):
         leaf = leaf.copy()  # a CPU device may use an aligned host array as it is, even with may_alias=False
+    elif leaf.is_fully_replicated:
+        # Of an array with a replica on each device of a mesh, device_put hands out one replica, may_alias or not.
+        leaf = jnp.copy(leaf.addressable_data(0))
     copied: jax.Array = jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device), may_alias=False)
     return copied if copied.dtype == dtype else copied.astype(dtype)
