@@ -82,7 +82,7 @@ def simulation(scenario: Scenario) -> Simulation:
             reset_s=draw // 11 % 3,
             step_s=(1 + draw // 13 % 4) * (scenario.slow_factor if task.env == "slow" else 1.0),
             close_s=draw // 17 % 5,  # may break its deadline
-            fault=(("error", "hang")[draw // 19 % 2]) if faulty else "none",  # type: ignore[arg-type]
+            fault=(("error", "hang")[draw // 19 % 2]) if faulty else "none",
             fault_at=draw // 23 % 3,
         )
 

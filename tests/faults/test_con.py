@@ -42,7 +42,7 @@ def share_of_b(run: Simulation) -> float:
 def waits_of(run: Simulation) -> Counter[str]:
     waits: Counter[str] = Counter()
     for record in run.records:
-        waits.update(record.timings.straggler_wait_s)  # type: ignore[arg-type]
+        waits.update(record.timings.straggler_wait_s)
     return waits
 
 

@@ -42,7 +42,7 @@ async def test_both_forms_tell_the_same_story(autojump_clock: MockClock) -> None
 @pytest.mark.parametrize("at", [0, 1, 2])
 async def test_faults_come_where_they_are_due(at: int, autojump_clock: MockClock) -> None:
     for fault in ("error", "hang"):
-        script = EnvScript(rewards=(0.0, 1.0), fault=fault, fault_at=at)  # type: ignore[arg-type]
+        script = EnvScript(rewards=(0.0, 1.0), fault=fault, fault_at=at)
         session = ScriptedSession(TASK, script, SessionLog())
         reached = 0
         try:
