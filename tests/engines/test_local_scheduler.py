@@ -204,10 +204,10 @@ def test_an_idle_session_keeps_its_slot_for_a_while_though_others_wait(num_calls
     scheduler.submit(turn(1, [1, 2, 3, 4], "quick", max_new_tokens=1, stop=99))
     assert [t.session for t in advance_blindly(scheduler)] == ["quick"]
     scheduler.submit(turn(2, [9], "stranger", max_new_tokens=30, stop=99))
-    for _ in range(num_calls):
-        advance_blindly(scheduler)
-    scheduler.submit(turn(3, [1, 2, 3, 4], "quick", max_new_tokens=1, stop=99))
     finished: list[ServedTurn] = []
+    for _ in range(num_calls):
+        finished += advance_blindly(scheduler)
+    scheduler.submit(turn(3, [1, 2, 3, 4], "quick", max_new_tokens=1, stop=99))
     while not scheduler.is_idle:
         finished += advance_blindly(scheduler)
     assert {t.request_id: t.cached_tokens for t in finished}[3] == cached_tokens
