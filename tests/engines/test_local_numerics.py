@@ -106,6 +106,20 @@ def test_a_publish_within_a_turn_recomputes_everything_before_the_next_token() -
     assert turns[0].completion(engine="e", pool="current").version_spans[0] == VersionSpan(version=0, start=0, end=4)
 
 
+async def test_bfloat16_serves_float32_weights_and_stays_close() -> None:
+    config = replace(CONFIG, dtype="bfloat16", num_slots=1, prefill_shapes=((1, 8),))
+    weights = {version: jax.tree.map(lambda leaf: leaf * np.float32(0.7), tree) for version, tree in WEIGHTS.items()}
+    async with open_tiny(config=config, weights=weights[0]) as engine:
+        prompt = random_ids(1, 12)
+        for version in (0, 1):
+            completion = await engine.generate(prompt, params(max_new_tokens=12), session="s")
+            assert set(completion.versions) == {version}
+            table = reference_logprobs(weights[version], [*prompt, *completion.ids[:-1]], 1.0)[len(prompt) - 1 :]
+            errors = np.abs(completion.logprobs - table[np.arange(12), completion.ids])
+            assert 1e-4 < errors.max() < 0.3
+            await engine.publish(weights[version + 1], version + 1)
+
+
 def test_an_untied_head_is_used() -> None:
     model = replace(MODEL, tie_embeddings=False)
     weights = random_weights(5, model)

@@ -9,7 +9,7 @@ from agentrl_jax.types import as_ids
 from tests.engines.tiny_engine import CONFIG, check_logprobs, open_tiny, params, random_weights, reference_logprobs
 
 PROMPT = as_ids([3, 1, 4, 1, 5])
-BANNING = replace(CONFIG, num_slots=1, banned_ids=(7,))
+BANNING = replace(CONFIG, num_slots=1, banned_ids=(7,), prefill_shapes=((1, 8),))
 
 
 async def test_log_07_logprobs_that_are_not_finite_are_masked_and_counted_and_poison_nobody_else() -> None:
