@@ -1,12 +1,14 @@
 """Settings of the learner, and its learning rate as a function of the step."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from agentrl_jax.errors import ConfigError
+
+ComputeDType: TypeAlias = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class LearnerConfig:
     """Of the policy whose log-probabilities are trained: the sampling temperature"""
     logprob_chunk: int = 512
     """Columns of the rows whose logits exist at a time"""
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compute_dtype: ComputeDType = "auto"
     """Of activations; auto: float32 on a CPU, bfloat16 on accelerators"""
     remat: bool = True
     """Compute a layer again in the backward pass instead of keeping it (less memory, and faster on a CPU)"""

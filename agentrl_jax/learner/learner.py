@@ -12,7 +12,8 @@ from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import TokenBatch
 from agentrl_jax.errors import NoProgressError, RecordError
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
-from agentrl_jax.learner.programs import Figures, Sums, TrainState, compile_programs
+from agentrl_jax.learner.gradients import gradient_programs
+from agentrl_jax.learner.updates import Figures, TrainState, update_programs
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, check_params
 from agentrl_jax.packing import PackedBatch
@@ -61,7 +62,8 @@ class StepMetrics:
 class Learner:
     """Params and optimiser on a mesh. One thread at a time.
 
-    Learners of equal model, config and mesh, and the same loss function, share their compiled programs.
+    Learners of equal model, config and mesh, and the same loss function, share their compiled programs; those that
+    differ in the optimiser alone still share the costly one.
     """
 
     def __init__(self, model: ModelConfig, config: LearnerConfig, loss: LossFn, mesh: Mesh, params: Params) -> None:
@@ -74,8 +76,9 @@ class Learner:
         self.config = config
         self.mesh = mesh
         self._mesh_shape = MeshShape(**mesh.shape)
-        self._programs = compile_programs(model, config, loss, mesh)
-        self._state = self._programs.start(params)
+        self._gradients = gradient_programs(model, config, loss, mesh)
+        self._updates = update_programs(model, config, mesh)
+        self._state = self._updates.start(params)
         self._num_skipped = 0
 
     @property
@@ -91,7 +94,7 @@ class Learner:
     @property
     def num_compiles(self) -> int:
         """Programs compiled so far, by all learners that share them."""
-        return self._programs.num_compiles
+        return self._gradients.num_compiles + self._updates.num_compiles
 
     def host_params(self) -> Params:
         """Return a float32 copy on the host, of its own."""
@@ -100,14 +103,14 @@ class Learner:
 
     def abstract_state(self) -> TrainState:
         """Return shapes, dtypes and shardings of the state, to restore a checkpoint into."""
-        return self._programs.abstract_state()
+        return self._updates.abstract_state()
 
     def restore(self, state: TrainState) -> None:
         """Go on from `state`, which is copied to the mesh."""
         self._state = jax.tree.map(
             lambda leaf, sharding: jax.device_put(leaf, sharding, may_alias=False),
             state,
-            self._programs.state_shardings,
+            self._updates.state_shardings,
         )
         self._num_skipped = 0
 
@@ -119,14 +122,11 @@ class Learner:
         """
         if not packed.micro_batches or not packed.loss_weight > 0:
             return self._skipped()
-        programs = self._programs
         with jax.set_mesh(self.mesh):
-            sums: Sums | None = None
+            sums = self._gradients.zeros(packed.micro_batches[0])
             for micro_batch in packed.micro_batches:
-                batch = self._put(micro_batch)
-                sums = programs.accumulate(self._state.params, programs.zeros(batch) if sums is None else sums, batch)
-            weight = np.float32(packed.loss_weight)
-            self._state, figures = programs.apply(self._state, sums, weight)
+                sums = self._gradients.accumulate(self._state.params, sums, self._put(micro_batch))
+            self._state, figures = self._updates.apply(self._state, sums, np.float32(packed.loss_weight))
         metrics = _to_metrics(jax.device_get(figures), num_skipped=self._num_skipped)
         self._num_skipped = metrics.num_skipped
         if self._num_skipped >= self.config.max_skipped_steps:
@@ -143,7 +143,7 @@ class Learner:
         Raises ConfigError and RecordError as `step` does.
         """
         with jax.set_mesh(self.mesh):
-            result: Floats = np.asarray(self._programs.logprobs(self._state.params, self._put(micro_batch)))
+            result: Floats = np.asarray(self._gradients.logprobs(self._state.params, self._put(micro_batch)))
         return result
 
     def _put(self, batch: TokenBatch) -> TokenBatch:

@@ -1,0 +1,119 @@
+"""The second of the learner's two programs: one update of params and optimiser, once per step.
+
+Params and optimiser are float32 whatever the compute dtype: updates of 1e-6 vanish in bfloat16.
+"""
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from agentrl_jax.batch import Weighted
+from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
+from agentrl_jax.learner.gradients import Sums, shape_of
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.params import Params, build_tree
+from agentrl_jax.sharding import named_sharding
+
+
+class TrainState(NamedTuple):
+    """What a step changes. step: updates applied so far."""
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: Any
+
+
+class Figures(NamedTuple):
+    """What one step reports. step: updates applied so far, this one included. learning_rate: of this update."""
+
+    step: Int[Array, ""]
+    loss: Float[Array, ""]
+    grad_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    is_finite: Bool[Array, ""]
+    metrics: dict[str, Weighted]
+
+
+class UpdatePrograms:
+    """`start` and `apply`, compiled, with the shardings of all that lives from step to step pinned."""
+
+    def __init__(self, model: ModelConfig, config: LearnerConfig, mesh: Mesh) -> None:
+        self._config = config
+        self._optimizer = optax.adamw(
+            partial(learning_rate_at, config),
+            b1=config.beta1,
+            b2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=build_tree(model, lambda spec: spec.has_decay),
+        )
+        self.num_compiles = 0
+
+        replicated = named_sharding(mesh, (), ())
+        params = build_tree(model, lambda spec: named_sharding(mesh, spec.axes, spec.shape))
+        shapes = build_tree(model, lambda spec: shape_of(spec.shape, jnp.float32))
+        self._state_shapes = jax.eval_shape(self._fresh_state, shapes)
+        opt_state: Any = optax.tree.map_params(
+            self._optimizer,
+            lambda _, sharding: sharding,
+            self._state_shapes.opt_state,
+            params,
+            transform_non_params=lambda _: replicated,
+        )
+        self.state_shardings: Any = TrainState(replicated, params, opt_state)  # type: ignore[arg-type]
+        self._fresh = jax.jit(self._fresh_state, out_shardings=self.state_shardings, donate_argnums=0)
+        self._apply = jax.jit(self._update, out_shardings=(self.state_shardings, replicated), donate_argnums=0)
+
+    def start(self, params: Params) -> TrainState:
+        """Return the state before the first step, from a copy of `params` on the mesh as float32."""
+        # A copy, because `apply` takes its state's buffers: they must not be the caller's.
+        placed = jax.tree.map(
+            lambda leaf, sharding: jax.device_put(leaf.astype(jnp.float32), sharding, may_alias=False),
+            params,
+            self.state_shardings.params,
+        )
+        state: TrainState = self._fresh(placed)
+        return state
+
+    def apply(self, state: TrainState, sums: Sums, loss_weight: Any) -> tuple[TrainState, Figures]:
+        """Return the state after AdamW on the gradient sums / loss_weight, clipped; the buffers of `state` are taken.
+
+        If loss or gradient are not finite, the state is bit for bit what it was.
+        """
+        result: tuple[TrainState, Figures] = self._apply(state, sums, loss_weight)
+        return result
+
+    def abstract_state(self) -> TrainState:
+        """Return shape, dtype and sharding of each leaf of the state."""
+        state: TrainState = jax.tree.map(
+            lambda leaf, sharding: shape_of(leaf.shape, leaf.dtype, sharding), self._state_shapes, self.state_shardings
+        )
+        return state
+
+    def _fresh_state(self, params: Params) -> TrainState:
+        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self._optimizer.init(params))
+
+    def _update(self, state: TrainState, sums: Sums, loss_weight: Float[Array, ""]) -> tuple[TrainState, Figures]:
+        self.num_compiles += 1  # runs while JAX traces: once for each compiled program
+        loss = sums.output.loss.total / loss_weight
+        grads = jax.tree.map(lambda leaf: leaf / loss_weight, sums.grads)
+        norm = optax.tree.norm(grads)
+        is_finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        grads = jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, self._config.max_grad_norm / norm), grads)
+        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        moved = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
+        new: TrainState = jax.tree.map(lambda after, before: jnp.where(is_finite, after, before), moved, state)
+        rate = learning_rate_at(self._config, state.step)
+        return new, Figures(new.step, loss, norm, rate, is_finite, sums.output.metrics)
+
+
+@lru_cache(maxsize=8)
+def update_programs(model: ModelConfig, config: LearnerConfig, mesh: Mesh) -> UpdatePrograms:
+    """Return the programs of these arguments; the same ones for the same, so that nothing compiles twice."""
+    return UpdatePrograms(model, config, mesh)
