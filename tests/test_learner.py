@@ -14,14 +14,14 @@ from agentrl_jax.learner import Learner, LearnerConfig
 from agentrl_jax.learner.config import learning_rate_at
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.decoder import head_matrix, hidden_states
-from agentrl_jax.models.params import init_params
+from agentrl_jax.models.params import build_tree, init_params
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_demonstrations
 from agentrl_jax.sharding import make_mesh, parse_mesh
 
 MODEL = ModelConfig(vocab_size=32, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=32)
 PARAMS = init_params(MODEL, 0)
 # A large eps makes the update a smooth function of the gradient, so that comparing params compares gradients.
-CONFIG = LearnerConfig(learning_rate=0.1, eps=1.0, max_grad_norm=1e3, temperature=0.8, logprob_chunk=8)
+CONFIG = LearnerConfig(learning_rate=0.1, eps=1.0, max_grad_norm=1e3, temperature=0.8, logprob_chunk=6)
 SFT = make_loss(LossConfig(name="sft"))
 
 
@@ -67,6 +67,7 @@ def test_step_is_that_of_the_plain_gradient():
     assert metrics.grad_norm == pytest.approx(np.linalg.norm(flat(grads)), rel=1e-5)
     assert (metrics.outcome, metrics.step, metrics.num_skipped) == ("applied", 1, 0)
     assert metrics.learning_rate == pytest.approx(0.1)
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(grads))  # every leaf takes part
     # The first step of Adam: both bias corrections cancel, and the update is g / (|g| + eps).
     expected = jax.tree.map(lambda p, g: p - 0.1 * g / (abs(g) + 1.0), PARAMS, grads)
     np.testing.assert_allclose(flat(learner.host_params()), flat(expected), atol=2e-6)
@@ -137,9 +138,9 @@ def test_equal_shapes_compile_once():
 
 
 def test_the_batch_is_learnt():
-    learner = make_learner(config=replace(CONFIG, learning_rate=0.02, eps=1e-8))
-    losses = [learner.step(pack(rows=8)).loss for _ in range(30)]
-    assert losses[-1] < 0.3 * losses[0]
+    learner = make_learner()
+    losses = [learner.step(pack(rows=8)).loss for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def breakable(logprobs, batch):
@@ -151,16 +152,15 @@ def breakable(logprobs, batch):
     return LossOutput(loss=Weighted(total, jnp.sum(mask)), metrics={"lag": Weighted(jnp.sum(is_broken), jnp.sum(mask))})
 
 
-def with_field(packed, *, everywhere=False, **changes):
-    """Change the trained tokens of the first micro-batch, or of all."""
+def with_field(packed, **changes):
+    """Change the trained tokens of the first micro-batch."""
 
     def change(batch):
         fields = {name: np.where(batch.loss_mask, value, getattr(batch, name)) for name, value in changes.items()}
         return batch._replace(**{name: value.astype(getattr(batch, name).dtype) for name, value in fields.items()})
 
-    last = len(packed.micro_batches) if everywhere else 1
     return PackedBatch(
-        micro_batches=(*map(change, packed.micro_batches[:last]), *packed.micro_batches[last:]),
+        micro_batches=(change(packed.micro_batches[0]), *packed.micro_batches[1:]),
         loss_weight=packed.loss_weight,
         num_loss_tokens=packed.num_loss_tokens,
         num_tokens=packed.num_tokens,
@@ -246,27 +246,17 @@ def test_half_precision_params_become_whole():
     assert {leaf.dtype for leaf in jax.tree.leaves(learner.params)} == {jnp.dtype(jnp.float32)}
 
 
-def test_weight_decay_pulls_on_matrices_only():
-    params = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
-    learner = make_learner(loss=breakable, config=replace(CONFIG, weight_decay=0.5), params=params)
-    learner.step(with_field(pack(rows=8), everywhere=True, advantages=0.0))  # no gradient
-    after = learner.host_params()
-    for path in (("embed", "embedding"), ("layers", "mlp", "up", "kernel"), ("layers", "attention", "o", "kernel")):
-        ours, before = after, params
-        for name in path:
-            ours, before = ours[name], before[name]
-        np.testing.assert_allclose(ours, before * 0.95, rtol=1e-6)
-    np.testing.assert_array_equal(after["final_norm"]["scale"], params["final_norm"]["scale"])
-    np.testing.assert_array_equal(after["layers"]["attention"]["q"]["bias"], params["layers"]["attention"]["q"]["bias"])
-
-
-def test_large_gradients_are_scaled_to_the_norm():
-    config = replace(CONFIG, max_grad_norm=0.01)
-    learner = make_learner(config=config)
-    norm = learner.step(pack(rows=8)).grad_norm
-    assert norm > 0.1
-    # With eps 1 and gradients of at most 0.01, the update is nearly the rate times the clipped gradient.
-    moved = np.linalg.norm(flat(learner.host_params()) - flat(PARAMS))
+def test_gradients_are_clipped_and_matrices_decay():
+    learner = make_learner(config=replace(CONFIG, max_grad_norm=0.01, weight_decay=0.5))
+    assert learner.step(pack(rows=8)).grad_norm > 0.1
+    decays = build_tree(MODEL, lambda spec: spec.has_decay)
+    assert not decays["final_norm"]["scale"]
+    assert not decays["layers"]["attention"]["q"]["bias"]
+    assert decays["embed"]["embedding"]
+    assert decays["layers"]["mlp"]["up"]["kernel"]
+    decayed = jax.tree.map(lambda leaf, is_pulled: leaf * (1 - 0.1 * 0.5 * is_pulled), PARAMS, decays)
+    # With eps 1 and gradients of at most 0.01, the rest is nearly the rate times the clipped gradient.
+    moved = np.linalg.norm(flat(learner.host_params()) - flat(decayed))
     assert moved == pytest.approx(0.1 * 0.01, rel=0.01)
 
 

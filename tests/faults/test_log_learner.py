@@ -26,7 +26,7 @@ def make_learner(config):
 
 
 def test_log_01_the_sampling_temperature_divides_the_logits():
-    learner = make_learner(LearnerConfig(temperature=0.8, logprob_chunk=8))
+    learner = make_learner(LearnerConfig(temperature=0.8, logprob_chunk=6))
     ones = np.ones((1, 16), np.int32)
     hidden = jax.jit(hidden_states, static_argnums=0)(MODEL, PARAMS, IDS[None], np.arange(16)[None], ones)
     logits = np.asarray(hidden @ head_matrix(PARAMS), np.float64)[0]
