@@ -109,7 +109,7 @@ class TrainConfig:
         if self.max_context_tokens is None:
             raise ConfigError("the rows of a batch are not known before the longest episode is")
         return PackingConfig(
-            row_tokens=(self.max_context_tokens, 2 * self.max_context_tokens),
+            row_tokens=(2 * self.max_context_tokens,),
             rows_per_micro_batch=self.rows_per_device * parse_mesh(self.mesh).num_row_shards,
         )
 

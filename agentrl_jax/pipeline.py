@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossConfig, LossFn, make_loss
 from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.episode import EpisodeSetup, single_engine
 from agentrl_jax.controller.evaluation import run_tasks
 from agentrl_jax.controller.group import AdmittedGroup, run_group
@@ -70,12 +71,13 @@ def train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: R
 async def _train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: RunLog, say: Say) -> TrainResult:
     stop = trio.Event()
     result: TrainResult | None = None
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_watch_signals, stop, nursery.cancel_scope, say)
-        prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
-        run.write_config(prepared.config.to_json())
-        result = await _Training(prepared, families, mesh, run, say, stop).run()
-        nursery.cancel_scope.cancel()
+    with unwrapped_errors():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, stop, nursery.cancel_scope, say)
+            prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
+            run.write_config(prepared.config.to_json())
+            result = await _Training(prepared, families, mesh, run, say, stop).run()
+            nursery.cancel_scope.cancel()
     if result is None:
         raise KeyboardInterrupt
     return result
@@ -242,7 +244,8 @@ class _Training:
         if self.config.record_batches and packed.micro_batches:
             save_batch(self.run_log.batch_path(self.num_learned), packed)
         metrics = {**packed.stats, "packing_efficiency": packed.efficiency, **outcome.as_dict()}
-        return StepOutcome(is_finite=outcome.is_applied, metrics=metrics)
+        is_finite = outcome.outcome != "non_finite"
+        return StepOutcome(is_finite=is_finite, is_applied=outcome.is_applied, metrics=metrics)
 
     async def _on_step(self, record: StepRecord) -> None:
         now = time.monotonic()
@@ -302,7 +305,7 @@ class _Training:
         return groups
 
     def _conclude(self, before: Evaluations, after: Evaluations) -> None:
-        for mode in after.keys() & before.keys():
+        for mode in [mode for mode in before if mode in after]:
             for line in gain_lines(before[mode], after[mode]):
                 self.say(line)
             self.run_log.log_metrics("gain", {"mode": mode, "envs": compare(before[mode], after[mode])})

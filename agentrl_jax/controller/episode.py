@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import trio
 
+from agentrl_jax.cli import Derived
 from agentrl_jax.controller.cancellation import CancelSwitch
 from agentrl_jax.controller.sessions import Session, SessionFactory
 from agentrl_jax.engines.protocol import Engine
@@ -52,8 +53,8 @@ class EpisodeConfig:
 
     max_turns: int
     max_new_tokens: int
-    max_context_tokens: int
-    temperature: float = 0.8
+    max_context_tokens: Derived[int]
+    temperature: Derived[float] = 0.8
     penalty: float = -0.2
     penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
     wall_budget_s: float = 1800.0

@@ -128,7 +128,7 @@ class _Run:
             outcome = await self.learner.step(batch.groups, self.ledger.version)
             learned = trio.current_time()
             version = self.ledger.version
-            if outcome.is_finite:
+            if outcome.is_applied:
                 await self.publish(version + 1)
             timings = StepTimings(
                 collect_s=collected - begun,
@@ -138,7 +138,7 @@ class _Run:
             )
             if self.stop.is_set() or step == first_step + max_steps - 1:
                 self.admitting.cancel()  # before the permits come back: nothing admitted now would be consumed
-            self.ledger.finish_step(version + outcome.is_finite)
+            self.ledger.finish_step(version + outcome.is_applied)
             self.num_steps += 1
             await self.on_step(self._record(step, version, batch, outcome, timings))
             self._check_progress(batch.groups, outcome)
@@ -165,6 +165,7 @@ class _Run:
             step=step,
             version=version,
             is_finite=outcome.is_finite,
+            is_applied=outcome.is_applied,
             groups=batch.groups,
             ages=batch.ages,
             dropped=dropped,

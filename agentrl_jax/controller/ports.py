@@ -12,9 +12,14 @@ from agentrl_jax.types import EpisodeEnd, Group, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What a learner step came to. If it was not finite, the learner kept its params."""
+    """What a learner step came to.
+
+    is_applied: the params changed. is_finite: loss and gradient were; if not, the learner kept its params. A finite
+    step is not applied if its batch had nothing to learn from (no group with a signal).
+    """
 
     is_finite: bool
+    is_applied: bool
     metrics: Mapping[str, float]
 
 
@@ -57,6 +62,7 @@ class StepRecord:
     step: int
     version: int
     is_finite: bool
+    is_applied: bool
     groups: tuple[Group, ...]
     ages: tuple[int, ...]
     dropped: tuple[Group, ...]

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from agentrl_jax.cli import Derived
 from agentrl_jax.errors import ConfigError
 
 ComputeDType: TypeAlias = Literal["auto", "float32", "bfloat16"]
@@ -31,7 +32,7 @@ class LearnerConfig:
     """Pull on matrices and embeddings towards 0, times the learning rate"""
     max_grad_norm: float = 1.0
     """Gradients of a larger global norm are scaled down to it"""
-    temperature: float = 1.0
+    temperature: Derived[float] = 1.0
     """Of the policy whose log-probabilities are trained: the sampling temperature"""
     logprob_chunk: int = 512
     """Columns of the rows whose logits exist at a time"""

@@ -16,6 +16,7 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "step": record.step + 1,
         "version": record.version,
         "is_finite": record.is_finite,
+        "is_applied": record.is_applied,
         "num_groups": len(record.groups),
         "num_dropped": len(record.dropped),
         "num_cancelled": len(record.cancelled),
@@ -39,18 +40,18 @@ def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
     timings = record.timings
     parts = [
         f"step {record.step + 1:>{len(str(max_steps))}}/{max_steps}",
-        f"v{record.version}→{record.version + record.is_finite}",
+        f"v{record.version}→{record.version + record.is_applied}",
         f"success {_percent(metrics.success_rate)}",
         f"reward {metrics.reward_mean:+.3f}",
         f"{metrics.num_episodes} episodes",
         f"{metrics.num_tokens / 1000:.1f}k tokens",
         f"age ≤ {max(record.ages, default=0)}",
     ]
-    if record.is_finite:
+    if record.is_applied:
         parts.append(f"clip {_percent(_clipped(record.metrics))}")
         parts.append(f"kl {record.metrics.get('behavior_kl', float('nan')):.4f}")
     else:
-        parts.append("SKIPPED: nothing to learn, or not finite")
+        parts.append("not applied: " + ("no group has a signal" if record.is_finite else "loss or gradient not finite"))
     lost = len(record.dropped) + len(record.cancelled)
     if lost:
         parts.append(f"{lost} groups lost")

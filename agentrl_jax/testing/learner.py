@@ -24,11 +24,13 @@ class FakeLearner:
     """Implements `controller.ports.LearnerPort`.
 
     latency_s: seconds of the n-th step, counted from 0. non_finite: the steps that come out as not finite.
+    without_signal: finite steps that had nothing to learn from.
     error: raised by the step `error_at`.
     """
 
     latency_s: Callable[[int], float] = lambda step: 0.0
     non_finite: Container[int] = ()
+    without_signal: Container[int] = ()
     error: Exception | None = None
     error_at: int = 0
     calls: list[LearnerCall] = field(default_factory=list)
@@ -40,4 +42,6 @@ class FakeLearner:
         self.calls.append(LearnerCall(version=version, groups=groups, begun_s=begun_s, ended_s=trio.current_time()))
         if self.error is not None and step == self.error_at:
             raise self.error
-        return StepOutcome(is_finite=step not in self.non_finite, metrics={"fake/step": float(step)})
+        is_finite = step not in self.non_finite
+        is_applied = is_finite and step not in self.without_signal
+        return StepOutcome(is_finite=is_finite, is_applied=is_applied, metrics={"fake/step": float(step)})

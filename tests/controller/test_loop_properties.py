@@ -43,6 +43,7 @@ class Scenario:
     learn_s: float
     publish_s: float
     non_finite: frozenset[int]
+    without_signal: frozenset[int]
 
 
 @st.composite
@@ -70,6 +71,7 @@ scenarios = st.builds(
     learn_s=st.sampled_from([0.0, 2.0, 30.0]),
     publish_s=st.sampled_from([0.0, 1.0, 25.0]),
     non_finite=st.frozensets(st.integers(0, 5), max_size=2),
+    without_signal=st.frozensets(st.integers(0, 5), max_size=2),
 )
 
 
@@ -96,7 +98,11 @@ def simulation(scenario: Scenario) -> Simulation:
             publish_s=scenario.publish_s,
             fails=lambda session, sampling: sampling.seed % 97 == 0,
         ),
-        learner=FakeLearner(latency_s=lambda step: scenario.learn_s, non_finite=scenario.non_finite),
+        learner=FakeLearner(
+            latency_s=lambda step: scenario.learn_s,
+            non_finite=scenario.non_finite,
+            without_signal=scenario.without_signal,
+        ),
         tasks_per_env=30,
         seed=scenario.seed,
     )
@@ -140,7 +146,8 @@ def check_versions(run: Simulation, scenario: Scenario) -> None:
     for step, record in enumerate(run.records):
         assert record.version == run.learner.calls[step].version == version
         assert record.is_finite == (step not in scenario.non_finite)
-        version += record.is_finite
+        assert record.is_applied == (record.is_finite and step not in scenario.without_signal)
+        version += record.is_applied
     assert run.engine.version == version
 
 

@@ -60,6 +60,18 @@ async def test_records_tell_versions_ages_and_times(autojump_clock: MockClock) -
     assert trio.current_time() == 18.0
 
 
+async def test_a_step_without_a_signal_consumes_its_groups_and_keeps_the_version(autojump_clock: object) -> None:
+    solved = replace(SYNC, max_fruitless_steps=2)
+    run = Simulation(config=solved, learner=FakeLearner(without_signal={0, 1, 2}))
+    result = await run.run(4)
+    assert [record.version for record in run.records] == [0, 0, 0, 0]
+    assert [record.is_applied for record in run.records] == [False, False, False, True]
+    assert all(record.is_finite for record in run.records)
+    assert result.version == run.engine.version == 1
+    assert result.ledger.num_consumed == sum(len(record.groups) for record in run.records)
+
+
+
 async def test_steps_that_are_not_finite_publish_nothing(autojump_clock: MockClock) -> None:
     run = Simulation(config=SYNC, learner=FakeLearner(non_finite={0, 2}))
     result = await run.run(4)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl_jax.cli import Derived
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 
@@ -24,7 +25,7 @@ class LocalEngineConfig:
     """
 
     num_slots: int = 64
-    cache_tokens: int = 512
+    cache_tokens: Derived[int] = 512
     prefill_shapes: tuple[tuple[int, int], ...] = ((4, 32), (16, 32))
     decode_block: int = 4
     banned_ids: tuple[int, ...] = ()
