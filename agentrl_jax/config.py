@@ -53,8 +53,8 @@ class TrainConfig:
     """Everything random is derived from it"""
     max_context_tokens: int | None = None
     """Longest episode, in tokens (default: a quarter more than the longest demonstration)"""
-    rows_per_device: int = 2
-    """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds two of the longest episodes"""
+    rows_per_device: int = 4
+    """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes"""
     record_batches: bool = True
     """Keep the packed batch of every step in RUN_DIR/batches, for launch.replay"""
 
@@ -109,7 +109,7 @@ class TrainConfig:
         if self.max_context_tokens is None:
             raise ConfigError("the rows of a batch are not known before the longest episode is")
         return PackingConfig(
-            row_tokens=(2 * self.max_context_tokens,),
+            row_tokens=(self.max_context_tokens,),
             rows_per_micro_batch=self.rows_per_device * parse_mesh(self.mesh).num_row_shards,
         )
 

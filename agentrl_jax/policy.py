@@ -51,9 +51,13 @@ class NetworkConfig:
     rope_theta: float = 10_000.0
     """Base of the rotary angles"""
 
-    def model_config(self, vocab_size: int) -> ModelConfig:
-        if self.width % self.num_heads:
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.width % self.num_heads:
             raise ConfigError(f"network width must be a multiple of num_heads, got {self.width} and {self.num_heads}")
+        self.model_config(self.vocab_size)
+
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        """The architecture for a tokenizer of `vocab_size` ids. Raises ConfigError for sizes that do not fit."""
         return ModelConfig(
             vocab_size=vocab_size,
             width=self.width,

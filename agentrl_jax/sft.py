@@ -34,7 +34,7 @@ class WarmUpConfig:
     """At most this many steps of copying random ids; 0 skips copying"""
     copy_below: float = 0.05
     """Copying ends once its loss (nats per token) is below this"""
-    steps: int = 260
+    steps: int = 340
     """Steps over the demonstrations"""
     batch_size: int = 32
     """Demonstrations, or copied sequences, in one step"""

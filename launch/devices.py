@@ -15,7 +15,8 @@ def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
     On a CPU there is one device, so as many host devices as the mesh needs are asked for; accelerators are what they
     are. Raises ConfigError if there are too few.
     """
-    jax.config.update("jax_num_cpu_devices", shape.num_devices)  # type: ignore[no-untyped-call]
+    if jax.config.jax_num_cpu_devices < shape.num_devices:
+        jax.config.update("jax_num_cpu_devices", shape.num_devices)  # type: ignore[no-untyped-call]
     mesh = make_mesh(shape)
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
     platform = jax.default_backend()

@@ -1,0 +1,70 @@
+"""Wrong settings: exit code 2, one clear message on stderr, no traceback, and nothing started or written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.train import main
+
+REFUSALS = {
+    "--mesh=0": "mesh must be a number of devices",
+    "--mesh=data=3,foo=2": "data=3,foo=2",
+    "--mesh=": "mesh must be",
+    "--no-such-flag": "no-such-flag",
+    "--max-step=3": "max-step",  # no abbreviations
+    "--data=/no/such/folder": "/no/such/folder",
+    "--model=/no/such/folder": "/no/such/folder",
+    "--max-steps=-1": "--max-steps must be >= 0, got -1",
+    "--max-minutes=0": "--max-minutes must be > 0, got 0",
+    "--tasks=nope": "unknown environment 'nope': known ones are",
+    "--tasks=kg,kg": "twice",
+    "--tasks=": "at least one environment",
+    "--temperature=0": "--temperature must be > 0",
+    "--temperature=nan": "--temperature must be > 0",
+    "--seed=-1": "--seed must be >= 0",
+    "--level=0": "level",
+    "--rows-per-device=0": "--rows-per-device must be >= 1",
+    "--rollout.group-size=1": "group_size must be at least 2",
+    "--rollout.max-staleness=-1": "max_staleness must be at least 0",
+    "--episode.max-turns=0": "max_turns must be at least 1",
+    "--episode.temperature=0.5": "episode.temperature",  # there is one temperature
+    "--loss.clip-low=2": "clip_low must be in (0, 1)",
+    "--loss.name=nope": "nope",
+    "--learner.learning-rate=0": "learning_rate must be finite and > 0",
+    "--warm-up.noise=1": "noise must be in [0, 1)",
+    "--warm-up.demonstrations=0": "demonstrations must be >= 1",
+    "--evaluation.num-tasks=-1": "num_tasks must be >= 0",
+    "--network.num-heads=5": "multiple of num_heads",
+}
+
+
+@pytest.mark.parametrize(("flag", "message"), REFUSALS.items())
+def test_a_wrong_setting_is_refused_before_anything_starts(
+    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([flag, f"--run-dir={tmp_path / 'run'}"])
+    printed = capsys.readouterr()
+    assert caught.value.code == 2
+    assert message in " ".join(printed.err.replace("│", " ").split())
+    assert printed.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_used_run_directory_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("precious")
+    with pytest.raises(SystemExit) as caught:
+        main([f"--run-dir={tmp_path}"])
+    assert caught.value.code == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metrics.jsonl", "precious")]
+
+
+def test_the_process_exits_with_two_and_shows_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launch.train", "--temperature=0", f"--run-dir={tmp_path / 'run'}"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 2
+    assert "--temperature must be > 0" in process.stderr
+    assert "Traceback" not in process.stderr

@@ -1,0 +1,136 @@
+"""Whole runs at the smallest sizes: what they print, what they leave behind, how they go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.batch import TokenBatch
+from agentrl_jax.learner import Learner, LearnerConfig
+from agentrl_jax.packing import load_batch
+from agentrl_jax.policy import open_policy
+from agentrl_jax.sharding import make_mesh, parse_mesh
+from launch.train import main
+from tests.launch.tiny_run import tiny
+
+RL = LearnerConfig(temperature=0.8)
+
+
+def records(run_dir: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run_dir / name).read_text(encoding="ascii").split("\n") if line]
+
+
+def kinds(run_dir: Path) -> list[str]:
+    return [str(record["kind"]) for record in records(run_dir, "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("run") / "a run"  # a path with a space
+    assert main(tiny(run_dir)) == 0
+    return run_dir
+
+
+def test_a_run_leaves_a_complete_directory(finished: Path) -> None:
+    config = json.loads((finished / "config.json").read_text())
+    assert config["max_context_tokens"] == config["episode"]["max_context_tokens"] == config["engine"]["cache_tokens"]
+    assert config["learner"]["temperature"] == config["episode"]["temperature"] == config["temperature"] == 0.8
+    assert kinds(finished).count("step") == 2
+    assert kinds(finished).count("evaluation") == 4  # sampled and greedy, before and after
+    assert kinds(finished).count("gain") == 2
+    steps = [record for record in records(finished, "metrics.jsonl") if record["kind"] == "step"]
+    assert [step["step"] for step in steps] == [1, 2]
+    episodes = records(finished, "episodes.jsonl")
+    assert len(episodes) == sum(2 * int(str(step["num_groups"])) for step in steps)
+    assert all(turn["pool"] == "current" and turn["versions"] for e in episodes for turn in e["turns"])  # type: ignore[attr-defined]
+    assert sorted(path.name for path in (finished / "batches").iterdir()) == ["step-000001.npz", "step-000002.npz"]
+    assert (finished / "model" / "model.safetensors").is_file()
+
+
+def test_behaviour_logprobs_of_a_batch_are_the_learners_own(finished: Path) -> None:
+    # A run ends with other params than its first batch was sampled from; the same run of no steps ends with those.
+    batch = load_batch(finished / "batches" / "step-000001.npz")
+    assert all((micro.version_lag == 0).all() for micro in batch.micro_batches)
+    warm = finished.parent / "warm"
+    assert main(tiny(warm, "--max-steps=0")) == 0
+    policy = open_policy(warm / "model")
+    learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(parse_mesh("1")), policy.params)
+    for micro in batch.micro_batches:
+        difference = np.abs(learner.logprobs(micro) - micro.behavior_logprobs)[micro.loss_mask]
+        assert difference.max() < 1e-4
+
+
+def test_the_loss_of_a_recorded_batch_does_not_depend_on_the_mesh(finished: Path) -> None:
+    policy = open_policy(finished / "model")
+    recorded = load_batch(finished / "batches" / "step-000002.npz")
+    losses = []
+    for mesh in ("1", "16", "data=4,fsdp=2,tensor=2"):
+        shape = parse_mesh(mesh)
+        micro_batches = tuple(with_a_signal(micro, shape.num_row_shards) for micro in recorded.micro_batches)
+        batch = replace(recorded, micro_batches=micro_batches, loss_weight=float(recorded.num_loss_tokens))
+        learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(shape), policy.params)
+        losses.append(learner.step(batch).loss)
+    assert abs(losses[0]) > 1e-3
+    np.testing.assert_allclose(losses, losses[0], rtol=0, atol=1e-5)
+
+
+def with_a_signal(micro: TokenBatch, num_row_shards: int) -> TokenBatch:
+    """Good and bad episodes by turns (the policy of a tiny run knows nothing), in rows that the mesh can split."""
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        missing = -array.shape[0] % num_row_shards
+        return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+
+    advantages = np.where(micro.loss_mask, np.where(micro.segment_ids % 2, 1.0, -0.5), 0.0).astype(np.float32)
+    return TokenBatch(*map(pad, micro._replace(advantages=advantages, has_signal=micro.loss_mask)))
+
+
+def test_a_run_goes_on_from_the_weights_of_another(finished: Path, tmp_path: Path) -> None:
+    assert main(tiny(tmp_path / "next", f"--model={finished / 'model'}", "--max-steps=1")) == 0
+    assert "warm_up" not in kinds(tmp_path / "next")
+    assert kinds(tmp_path / "next").count("step") == 1
+    tokenizers = [(folder / "model" / "tokenizer.json").read_bytes() for folder in (finished, tmp_path / "next")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_a_mesh_of_sixteen_devices_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tiny(tmp_path / "run", "--mesh=16", "--rows-per-device=1", "--evaluation.num-tasks=0")) == 0
+    assert "16 host devices on this machine's CPU" in capsys.readouterr().out
+    assert kinds(tmp_path / "run").count("step") == 2
+
+
+@pytest.mark.data
+def test_two_steps_over_the_real_freebase_slice(data_folder: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert main(tiny(run_dir, f"--data={data_folder}", "--network.vocab-size=800")) == 0
+    assert kinds(run_dir).count("step") == 2
+    assert "warm_up" in kinds(run_dir)
+    assert any("/" in str(episode["turns"]) for episode in records(run_dir, "episodes.jsonl"))
+
+
+def test_interrupt_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-u", "-m", "launch.train", *tiny(run_dir, "--max-steps=100000")]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("step "):
+                process.send_signal(signal.SIGINT)
+                break
+        printed += process.stdout.readlines()
+    output = "".join(printed)
+    assert process.returncode == 0, output
+    assert "stopping: finishing the running step" in output
+    assert f"go on with --model {run_dir / 'model'}" in output
+    assert kinds(run_dir).count("step") >= 1
+    assert open_policy(run_dir / "model").params
