@@ -71,7 +71,6 @@ async def test_a_step_without_a_signal_consumes_its_groups_and_keeps_the_version
     assert result.ledger.num_consumed == sum(len(record.groups) for record in run.records)
 
 
-
 async def test_steps_that_are_not_finite_publish_nothing(autojump_clock: MockClock) -> None:
     run = Simulation(config=SYNC, learner=FakeLearner(non_finite={0, 2}))
     result = await run.run(4)
