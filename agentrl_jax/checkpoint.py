@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
-import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+import orbax.checkpoint as ocp
 
 from agentrl_jax.errors import AgentRLError, ConfigError
 

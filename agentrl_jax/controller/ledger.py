@@ -16,6 +16,7 @@ Admissions obey the same rule, so that it can always be satisfied by completing,
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Literal
 
 import trio
 
@@ -24,6 +25,8 @@ from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.group import AdmittedGroup
 from agentrl_jax.errors import NoProgressError
 from agentrl_jax.types import Group, Task
+
+Fate = Literal["complete", "dropped", "cancelled"]
 
 
 class _State(Enum):
@@ -52,7 +55,10 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatistics:
-    """A snapshot. num_admitted = num_live + num_complete + num_consumed + num_dropped + num_cancelled."""
+    """A snapshot. num_admitted = num_live + num_complete + num_consumed + num_dropped + num_cancelled.
+
+    num_admitted: adopted groups included.
+    """
 
     version: int
     num_admitted: int
@@ -91,7 +97,7 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
         self._is_stepping = False
         self._changed = trio.Event()
-        self._num_consumed = self._num_dropped = self._num_cancelled = 0
+        self._num_adopted = self._num_consumed = self._num_dropped = self._num_cancelled = 0
         self._failures_in_a_row = 0
         self._ended = _Ended()
 
@@ -130,13 +136,31 @@ class Ledger:
         self._next_group_id += 1
         return admitted
 
-    def settle(self, group: Group) -> None:
-        """All episodes of `group` have ended. Raises NoProgressError, RuntimeError if it was settled before."""
+    def adopt(self, group: Group, permit: Permit) -> None:
+        """Enter a group that an earlier process completed; its id lies below the first of this one."""
+        if not 0 <= group.group_id < self._first_group_id or group.group_id in self._entries:
+            raise RuntimeError(f"group {group.group_id} cannot be adopted: ids start at {self._first_group_id}")
+        admitted = AdmittedGroup(group_id=group.group_id, task=group.task, admitted_version=group.admitted_version)
+        due = group.admitted_version + self._config.staleness_bound(group.task.env)
+        self._entries[group.group_id] = _Entry(
+            admitted=admitted, permit=permit, due=due, state=_State.COMPLETE, group=group
+        )
+        self._num_adopted += 1
+
+    def fate(self, group: Group) -> Fate:
+        """What `settle` would do now with a group whose episodes have ended."""
         entry = self._running(group.group_id)
         if entry.admitted.switch.is_tripped:
+            return "cancelled"
+        return "complete" if any(trajectory.end.is_valid for trajectory in group.trajectories) else "dropped"
+
+    def settle(self, group: Group) -> None:
+        """All episodes of `group` have ended. Raises NoProgressError, RuntimeError if it was settled before."""
+        entry, fate = self._running(group.group_id), self.fate(group)
+        if fate == "cancelled":
             self._ended.cancelled.append(group)
             self._cancelled(entry)
-        elif any(trajectory.end.is_valid for trajectory in group.trajectories):
+        elif fate == "complete":
             self._failures_in_a_row = 0
             entry.state, entry.group = _State.COMPLETE, group
         else:
@@ -252,7 +276,7 @@ class Ledger:
         states = [entry.state for entry in self._entries.values()]
         return LedgerStatistics(
             version=self._version,
-            num_admitted=self._next_group_id - self._first_group_id,
+            num_admitted=self._next_group_id - self._first_group_id + self._num_adopted,
             num_live=states.count(_State.LIVE) + states.count(_State.CANCELLED),
             num_complete=states.count(_State.COMPLETE),
             num_consumed=self._num_consumed,

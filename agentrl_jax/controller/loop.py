@@ -6,6 +6,7 @@ admitted before the publish has returned therefore counts its age from v, becaus
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.group import AdmittedGroup
 from agentrl_jax.controller.ledger import CollectedBatch, Ledger
 from agentrl_jax.controller.ports import (
+    JournalPort,
     LearnerPort,
     LoopResult,
+    NoJournal,
     OnStep,
     Publish,
     RunOneGroup,
@@ -44,13 +47,18 @@ async def train_loop(
     initial_version: int = 0,
     first_group_id: int = 0,
     first_step: int = 0,
+    adopted: Sequence[Group] = (),
+    journal: JournalPort | None = None,
 ) -> LoopResult:
     """Take `max_steps` steps, or fewer if `stop` is set: the running step is finished, then the rest is cancelled.
 
-    Engines must serve `initial_version` already. `on_step` is awaited after each step while rollouts go on; what it
-    reads from the sampler before its first checkpoint belongs to its record. When this returns, every group has
-    ended, every permit is free, and nothing runs any more. The first exception of any part ends everything and is
-    raised as itself. Raises NoProgressError, ConfigError (a bound for an env that the sampler does not have).
+    Engines must serve `initial_version` already. `adopted`: complete groups of an earlier process, with ids below
+    `first_group_id`, that fit the permits and the staleness bounds (journal_resume.py). `on_step` is awaited after
+    each step while rollouts go on; what it reads from the sampler and the journal before its first checkpoint belongs
+    to its record. When this returns, every group has ended, every permit is free, and nothing runs any more; what the
+    end cut off is not told to the journal, for a resumed run to take up. The first exception of any part ends
+    everything and is raised as itself. Raises NoProgressError, ConfigError (a bound for an env that the sampler does
+    not have, more adopted groups than permits).
     """
     unknown = sorted(set(config.task_max_staleness) - set(sampler.envs))
     if unknown:
@@ -65,7 +73,9 @@ async def train_loop(
         stop=trio.Event() if stop is None else stop,
         ledger=Ledger(config, initial_version=initial_version, first_group_id=first_group_id),
         admission=Admission(config.num_permits),
+        journal=NoJournal() if journal is None else journal,
     )
+    await run.adopt(adopted)
     with unwrapped_errors():
         async with trio.open_nursery() as rollouts:
             rollouts.start_soon(run.admit_groups, rollouts)
@@ -95,9 +105,16 @@ class _Run:
     stop: trio.Event
     ledger: Ledger
     admission: Admission
+    journal: JournalPort
     admitting: trio.CancelScope = field(default_factory=trio.CancelScope)
     num_steps: int = 0
     num_fruitless: int = 0
+
+    async def adopt(self, groups: Sequence[Group]) -> None:
+        if len(groups) > self.config.num_permits:
+            raise ConfigError(f"{len(groups)} groups cannot be adopted with {self.config.num_permits} permits")
+        for group in groups:
+            self.ledger.adopt(group, await self.admission.acquire())
 
     async def admit_groups(self, rollouts: trio.Nursery) -> None:
         with self.admitting:
@@ -109,13 +126,19 @@ class _Run:
                     unused.pop_all()
                 # Drawn and entered at once: a task is at any time either the sampler's or the ledger's to remember.
                 admitted = self.ledger.admit(self.sampler.draw(), permit)
+                self.journal.admitted(admitted)
                 rollouts.start_soon(self._run_group, admitted, name=f"group {admitted.group_id}")
 
     async def _run_group(self, admitted: AdmittedGroup) -> None:
         with ExitStack() as unsettled:
             unsettled.callback(self.ledger.abandon, admitted.group_id)
             group = await self.run_one_group(admitted)
+            if self.ledger.fate(group) == "complete":
+                await self.journal.completed(group)
             unsettled.pop_all()
+        fate = self.ledger.fate(group)
+        if fate != "complete":
+            self.journal.ended(group.group_id, fate)
         self.ledger.settle(group)
 
     async def take_steps(self, first_step: int, max_steps: int) -> None:
@@ -129,6 +152,7 @@ class _Run:
             learned = trio.current_time()
             version = self.ledger.version
             if outcome.is_applied:
+                await self.journal.publishing(version + 1)
                 await self.publish(version + 1)
             timings = StepTimings(
                 collect_s=collected - begun,
@@ -139,6 +163,8 @@ class _Run:
             if self.stop.is_set() or step == first_step + max_steps - 1:
                 self.admitting.cancel()  # before the permits come back: nothing admitted now would be consumed
             self.ledger.finish_step(version + outcome.is_applied)
+            ids = [group.group_id for group in batch.groups]
+            self.journal.consumed(step + 1, version, dict(zip(ids, batch.ages, strict=True)))
             self.num_steps += 1
             await self.on_step(self._record(step, version, batch, outcome, timings))
             self._check_progress(batch.groups, outcome)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from agentrl_jax.controller.admission import AdmissionStatistics
 from agentrl_jax.controller.group import AdmittedGroup
@@ -71,6 +71,48 @@ class StepRecord:
     metrics: Mapping[str, float]
     timings: StepTimings
     open_tasks: tuple[Task, ...]
+
+
+class JournalPort(Protocol):
+    """The durable half of the ledger (journal.py). The loop tells it everything, in this order for each group:
+    admitted, then completed (if it is to be trained) or ended, then consumed (or ended as cancelled)."""
+
+    def admitted(self, group: AdmittedGroup) -> None:
+        """Told at the moment of admission, before anything runs."""
+        ...
+
+    async def completed(self, group: Group) -> None:
+        """Keep `group`; no step consumes it before this returns."""
+        ...
+
+    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None: ...
+
+    async def publishing(self, version: int) -> None:
+        """Keep that `version` exists; it is not sent to any engine before this returns."""
+        ...
+
+    def consumed(self, step: int, version: int, ages: Mapping[int, int]) -> None:
+        """Step number `step`, from 1, was taken from `version` on groups of these ages, by id."""
+        ...
+
+
+class NoJournal:
+    """For runs that need not survive: evaluation, simulation."""
+
+    def admitted(self, group: AdmittedGroup) -> None:
+        pass
+
+    async def completed(self, group: Group) -> None:
+        pass
+
+    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+        pass
+
+    async def publishing(self, version: int) -> None:
+        pass
+
+    def consumed(self, step: int, version: int, ages: Mapping[int, int]) -> None:
+        pass
 
 
 OnStep = Callable[[StepRecord], Awaitable[None]]

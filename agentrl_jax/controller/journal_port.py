@@ -1,0 +1,33 @@
+"""The journal as the training loop uses it: what waits for the disk waits in a thread."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+from agentrl_jax.controller.group import AdmittedGroup
+from agentrl_jax.controller.journal import Journal
+from agentrl_jax.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadedJournal:
+    """Implements `ports.JournalPort`. Threads are awaited, never abandoned."""
+
+    journal: Journal
+
+    def admitted(self, group: AdmittedGroup) -> None:
+        self.journal.admitted(group.group_id, group.task, group.admitted_version)
+
+    async def completed(self, group: Group) -> None:
+        await trio.to_thread.run_sync(self.journal.completed, group)
+
+    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+        self.journal.ended(group_id, how)
+
+    async def publishing(self, version: int) -> None:
+        await trio.to_thread.run_sync(self.journal.published, version)
+
+    def consumed(self, step: int, version: int, ages: Mapping[int, int]) -> None:
+        self.journal.consumed(step, version, ages)
