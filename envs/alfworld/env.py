@@ -10,7 +10,7 @@ from envs.alfworld.game import Game
 from envs.alfworld.matching import resolve
 from envs.alfworld.world import World
 
-SYSTEM = "Solve the household task. Each turn, call take_action with one of the actions listed last."
+SYSTEM = "Do the task. Call take_action with an available action each turn."
 NO_CALL = "Call take_action."
 NOT_EXECUTED = "not executed: one action a turn"
 # The same action this many times in a row ends the episode as `invalid_action`.

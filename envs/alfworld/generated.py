@@ -67,7 +67,20 @@ def write_problem(level: Level, instruction: Instruction, rng: Random) -> str:
     kinds = sorted(set(things) - {LAMP})
     facts += [f"canContain {type_}Type {thing}Type" for type_ in sorted({p.type for p in places}) for thing in kinds]
     init = " ".join(f"({fact})" for fact in facts)
-    return f"(define (problem house) (:domain alfred) (:init {init}) {write_goal(instruction.goal)})"
+    objects = _declare(places, things)
+    return (
+        f"(define (problem house) (:domain alfred) (:objects {objects}) (:init {init}) {write_goal(instruction.goal)})"
+    )
+
+
+def _declare(places: list[_Place], things: list[str]) -> str:
+    """Every name with its PDDL type: planners want it, though this package's reader does not."""
+    names = ["agent1 - agent", *(f"loc_bar_{number} - location" for number in range(len(places) + 1))]
+    names += [f"{place.id} - receptacle" for place in places]
+    names += [f"{type_}Type - rtype" for type_ in sorted({place.type for place in places})]
+    names += [f"{thing}_bar_{number} - object" for number, thing in enumerate(things)]
+    names += [f"{type_}Type - otype" for type_ in sorted(set(things))]
+    return " ".join(names)
 
 
 def _draw_places(level: Level, instruction: Instruction, rng: Random) -> list[_Place]:
