@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import jax
 from jax.sharding import Mesh
@@ -10,12 +11,12 @@ from agentrl_jax.sharding import MeshShape, make_mesh
 
 
 def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
-    """Return the mesh, and say what it consists of. Must be called before JAX is used for anything else.
+    """Return the mesh, and say what it consists of. Call it before JAX is used for anything else.
 
     On a CPU there is one device, so as many host devices as the mesh needs are asked for; accelerators are what they
     are. Raises ConfigError if there are too few.
     """
-    if jax.config.jax_num_cpu_devices < shape.num_devices:
+    with suppress(RuntimeError):  # JAX is in use already: it keeps its devices, and make_mesh says if they are too few
         jax.config.update("jax_num_cpu_devices", shape.num_devices)  # type: ignore[no-untyped-call]
     mesh = make_mesh(shape)
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
