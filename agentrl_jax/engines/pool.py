@@ -80,6 +80,11 @@ class EnginePool:
         self._run_seed = run_seed
         self._current, self._lagging = _Seats(current, run_seed), _Seats(lagging, run_seed)
 
+    @property
+    def version(self) -> int:
+        """The version that every current engine has got; while a publish is under way some may serve the next one."""
+        return min(engine.version for engine in self._current.engines)
+
     def __call__(self, group_id: int, member: int, turn: int) -> Engine:
         """The engine of this turn of training: with probability `lagging_prob` a lagging one."""
         draw = derive_seed(self._run_seed, "pool", group_id, member, turn)

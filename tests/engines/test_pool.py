@@ -202,6 +202,10 @@ async def test_an_engine_that_refuses_a_publish_is_named_and_the_others_serve_it
     with pytest.raises(EngineError, match="1 of 3 engines did not take version 1: current-1: the weights"):
         await pool.publish("weights", 1)
     assert pool.statistics().versions == {"current-1": 0, "current-0": 1, "lagging-0": 1}
+    assert pool.version == 0
+    bad.accepts = good.accepts
+    await pool.publish("weights", 2)
+    assert pool.version == 2
 
 
 async def test_a_chosen_engine_answers_for_the_one_behind_it() -> None:

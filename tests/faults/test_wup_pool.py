@@ -10,6 +10,7 @@ import trio
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, run_episode
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
+from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.testing.envs import EnvScript, SessionLog, scripted_sessions
@@ -99,24 +100,29 @@ async def test_con_06_failures_leave_no_one_counted() -> None:
     assert set(pool.statistics().num_sessions.values()) == {0}
 
 
-async def open_16_end_8(pool: EnginePool) -> tuple[str, list[int]]:
-    """Open 16 sessions on two engines, end all those of one; return the other's name and its groups."""
+async def open_16_end_8(pool: EnginePool) -> tuple[str, dict[int, Engine]]:
+    """Open 16 sessions on two engines, end all those of one; return the other's name and its seats by group."""
     seats = {group: pool(group, 0, 0) for group in range(16)}
     full = seats[0].name
     for group, seat in seats.items():
         if seat.name != full:
             await seat.end_session(f"g{group}-m0")
-    return full, [group for group, seat in seats.items() if seat.name == full]
+    return full, {group: seat for group, seat in seats.items() if seat.name == full}
 
 
 async def test_con_07_sessions_leave_an_engine_that_has_become_too_full() -> None:
     pool = EnginePool(current(2), [], NO_LAGGING, 0)
-    full, groups = await open_16_end_8(pool)
+    full, seats = await open_16_end_8(pool)
+    groups = list(seats)
     assert pool.statistics().num_sessions[full] == len(groups) == 8
     places = [pool(group, 0, 1).name for group in groups]
     assert Counter(places)[full] == 6
     assert pool.statistics().num_moves == 2
     assert [pool(group, 0, 2).name for group in groups] == places  # and then they stay
+    for group, name in zip(groups, places, strict=True):
+        if name != full:
+            await seats[group].end_session("s")  # an engine that it has left before
+    assert sorted(pool.statistics().num_sessions.values()) == [2, 6]
 
 
 async def test_con_07_an_engine_is_not_left_for_a_small_difference() -> None:
