@@ -5,7 +5,7 @@ start. One that has to search goes through the others in the order in which the 
 """
 
 from envs.alfworld import texts
-from envs.alfworld.game import TRAIT_OF, Game, LightGoal, PlaceGoal
+from envs.alfworld.game import TRAIT_OF, Game, LightGoal, PlaceGoal, State, Thing
 from envs.alfworld.world import World
 
 
@@ -37,7 +37,7 @@ class Planner:
         if world.held is None:
             return self._fetch(world, [i for i, thing in enumerate(things) if thing.type == goal.thing_type])
         if things[world.held].type != goal.thing_type:
-            return self._put_away(world)
+            return self._put_away(world, things[world.held])
         lamps = [i for i, t in enumerate(things) if t.type == goal.lamp_type and "toggleable" in t.traits]
         found = self._nearest(world, lamps)
         if found is None:
@@ -52,14 +52,14 @@ class Planner:
             placed = world.inside[target] if target is not None else set()
             wanted = [i for i in self._suitable(goal) if not (i in placed and world.fits(i, goal))]
             return self._fetch(world, [i for i in wanted if world.fits(i, goal)] or wanted)
-        held = things[world.held].name
+        held = things[world.held]
         if world.held not in self._suitable(goal):
-            return self._put_away(world)
-        if not world.fits(world.held, goal):
-            return self._treat(world, goal)
+            return self._put_away(world, held)
+        if goal.state is not None and not world.fits(world.held, goal):
+            return self._treat(world, held, goal.state)
         if target is None:
             return None
-        return self._approach(world, target) or f"move {held} to {self._game.receptacles[target].name}"
+        return self._approach(world, target) or f"move {held.name} to {self._game.receptacles[target].name}"
 
     def _suitable(self, goal: PlaceGoal) -> list[int]:
         """The things that are, or can be brought, into the state that is asked for."""
@@ -78,13 +78,11 @@ class Planner:
         }
         return min(fitting, key=lambda i: (-fitting[i], receptacles[i].location != world.location, i), default=None)
 
-    def _treat(self, world: World, goal: PlaceGoal) -> str | None:
-        assert world.held is not None
-        assert goal.state is not None
+    def _treat(self, world: World, held: Thing, state: State) -> str | None:
         for i, receptacle in enumerate(self._game.receptacles):
-            if receptacle.appliance == goal.state:
-                verb, held = texts.VERBS[goal.state], self._game.things[world.held].name
-                return self._approach(world, i, to_open=False) or f"{verb} {held} with {receptacle.name}"
+            if receptacle.appliance == state:
+                command = f"{texts.VERBS[state]} {held.name} with {receptacle.name}"
+                return self._approach(world, i, to_open=False) or command
         return None
 
     def _fetch(self, world: World, wanted: list[int]) -> str | None:
@@ -109,9 +107,7 @@ class Planner:
         unknown.sort(key=lambda i: (receptacles[i].location != world.location, receptacles[i].type == target, i))
         return self._approach(world, unknown[0]) if unknown else None
 
-    def _put_away(self, world: World) -> str | None:
-        assert world.held is not None
-        held = self._game.things[world.held]
+    def _put_away(self, world: World, held: Thing) -> str | None:
         places = [
             i for i, place in enumerate(self._game.receptacles) if (place.type, held.type) in self._game.can_contain
         ]

@@ -23,7 +23,7 @@ HOUSE = (
     + write_goal(PlaceGoal(thing_type="MugType", receptacle_type="SafeType"))
     + ")"
 )
-SOLUTION = (*("go to bed 1", "take mug 1 from bed 1", "go to safe 1", "open safe 1", "move mug 1 to safe 1"),)
+SOLUTION = ("go to bed 1", "take mug 1 from bed 1", "go to safe 1", "open safe 1", "move mug 1 to safe 1")
 
 
 def live_env():
