@@ -69,6 +69,15 @@ def test_the_expert_needs_at_most_the_turns_there_are_and_no_game_starts_won(lev
             assert num_turns_needed(World(game), Planner(game, knows_all=True)) <= needed
 
 
+def test_level_1_leaves_the_expert_a_turn_to_spare():
+    """It looks last where the object is to be brought: at most four visits, then take, go, move."""
+    alfworld = family(FamilyOptions())
+    games = [alfworld.game(alfworld.task("train", index)) for index in range(300)]
+    needed = Counter(num_turns_needed(World(game), Planner(game, knows_all=False)) for game in games)
+    assert set(needed) == {4, 5, 6, 7}
+    assert alfworld.max_turns == 8
+
+
 @pytest.mark.parametrize("level", list(LEVELS))
 def test_train_and_eval_share_no_instruction_at_any_level(level):
     tasks = {split: {i.task for kind in LEVELS[level].instructions[split].values() for i in kind} for split in SPLITS}

@@ -71,6 +71,14 @@ def test_demonstrations_win_without_noise_and_mostly_with_it(alfworld_data):
 
 
 @pytest.mark.data
+def test_help_is_textworlds(alfworld_data):
+    """TextWorld drops the line break that the grammar's text starts with, not the one at its end."""
+    text = World(load_pack(alfworld_data, "valid_seen").game(0)).step("help")
+    assert text.startswith("Available commands:\n  look:                             look around")
+    assert text.endswith("slice an object using a sharp object\n")
+
+
+@pytest.mark.data
 def test_the_splits_are_the_published_ones(alfworld_data):
     seen, unseen = (family(FamilyOptions(data=alfworld_data, level=level)) for level in (1, 2))
     assert (seen.num_tasks("train"), seen.num_tasks("eval"), unseen.num_tasks("eval")) == (3553, 140, 134)
