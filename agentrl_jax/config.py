@@ -9,6 +9,7 @@ from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
 from agentrl_jax.engines.local.config import LocalEngineConfig
+from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig
@@ -66,6 +67,7 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=lambda: LossConfig(clip_high=0.28))
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(learning_rate=4e-4))
     engine: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(num_slots=128))
+    pool: PoolConfig = field(default_factory=PoolConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     warm_up: WarmUpConfig = field(default_factory=WarmUpConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -102,6 +104,12 @@ class TrainConfig:
             learner=replace(self.learner, temperature=self.temperature),
             engine=replace(self.engine, cache_tokens=size),
         )
+
+    @property
+    def one_engine(self) -> LocalEngineConfig:
+        """Of the engine of each pool: half the slots if there are two, so that both run the same compiled programs."""
+        num_engines = 2 if self.pool.has_lagging else 1
+        return replace(self.engine, num_slots=-(-self.engine.num_slots // num_engines))
 
     @property
     def packing(self) -> PackingConfig:

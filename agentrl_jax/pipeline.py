@@ -7,7 +7,8 @@ overlap as `controller/loop.py` arranges. Device work runs in threads that are a
 
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,15 @@ from jax.sharding import Mesh
 from agentrl_jax.algo.losses import LossConfig, LossFn, make_loss
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
-from agentrl_jax.controller.episode import EpisodeSetup, single_engine
+from agentrl_jax.controller.episode import EngineChooser, EpisodeSetup
 from agentrl_jax.controller.evaluation import run_tasks
 from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import LoopResult, StepOutcome, StepRecord
 from agentrl_jax.controller.sessions import thread_sessions
 from agentrl_jax.controller.tasks import TaskSampler
-from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
+from agentrl_jax.engines.local.engine import open_local_engine
+from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.evaluation import Evaluation, compare, summarise
 from agentrl_jax.learner import Learner, LearnerConfig
@@ -38,7 +40,7 @@ from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line,
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.sft import warm_up, warm_up_learner_config
-from agentrl_jax.types import Group, Task
+from agentrl_jax.types import Group, Pool, Task
 
 Say = Callable[[str], None]
 Evaluations = dict[str, dict[str, Evaluation]]
@@ -172,20 +174,18 @@ class _Training:
         before: Evaluations = {}
         after: Evaluations = {}
         num_steps = version = 0
-        async with open_local_engine(
-            model=self.policy.model, config=self.config.engine, weights=self.learner.params, version=0, name="engine-0"
-        ) as engine:
+        async with self._open_pool() as pool:
             if not self.stop.is_set():
-                before = await self._evaluate(engine, "before")
+                before = await self._evaluate(pool, "before")
             if not self.stop.is_set() and self.config.max_steps:
                 self.rl_begun = self.step_begun = time.monotonic()
-                result = await self._loop(engine)
+                result = await self._loop(pool)
                 num_steps, version = result.num_steps, result.version
                 seconds = time.monotonic() - self.rl_begun
                 self.say(f"reinforcement learning: {num_steps} steps, {version} published, {seconds:.0f} s")
             is_stopped = self.stop.is_set() and num_steps < self.config.max_steps
             if num_steps and not self.stop.is_set():
-                after = await self._evaluate(engine, "after")
+                after = await self._evaluate(pool, "after")
         self._conclude(before, after)
         return TrainResult(
             model_folder=self.run_log.model_folder,
@@ -196,14 +196,34 @@ class _Training:
             is_stopped=is_stopped,
         )
 
-    async def _loop(self, engine: LocalEngine) -> LoopResult:
+    @asynccontextmanager
+    async def _open_pool(self) -> AsyncIterator[EnginePool]:
+        """The current policy's engine and, with cross-policy sampling, the lagging one's; both serve version 0."""
+        names: tuple[Pool, ...] = ("current", "lagging") if self.config.pool.has_lagging else ("current",)
+        async with AsyncExitStack() as stack:
+            engines = [
+                await stack.enter_async_context(
+                    open_local_engine(
+                        model=self.policy.model,
+                        config=self.config.one_engine,
+                        weights=self.learner.params,
+                        version=0,
+                        name=f"{name}-0",
+                        pool=name,
+                    )
+                )
+                for name in names
+            ]
+            yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
+
+    async def _loop(self, pool: EnginePool) -> LoopResult:
         """Reinforcement learning until max_steps, max_minutes or a request to stop."""
         sampler = TaskSampler(
             self.families, {family.name: 1.0 for family in self.families}, derive_seed(self.config.seed, "tasks")
         )
-        # More episodes than slots would only take each other's prefixes out of the engine's cache.
+        # More episodes than slots would only take each other's prefixes out of the engines' caches.
         slots = trio.Semaphore(max(1, self.config.engine.num_slots // self.config.rollout.group_size))
-        setups = self._setups(engine, "train", self.config.temperature)
+        setups = self._setups(pool, "train", self.config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
             async with slots:
@@ -211,7 +231,7 @@ class _Training:
                 return await run_group(admitted, group_size=self.config.rollout.group_size, setup=setup)
 
         async def publish(version: int) -> None:
-            await engine.publish(self.learner.params, version)
+            await pool.publish(self.learner.params, version)
 
         loop_stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -259,28 +279,28 @@ class _Training:
         for line in task_lines(record):
             self.say(line)
 
-    def _setups(self, engine: LocalEngine, purpose: str, temperature: float) -> dict[str, EpisodeSetup]:
+    def _setups(self, choose_engine: EngineChooser, purpose: str, temperature: float) -> dict[str, EpisodeSetup]:
         limiter = trio.CapacityLimiter(self.config.engine.num_slots)
         return {
             family.name: EpisodeSetup(
                 sessions=thread_sessions(family.make, limiter),
                 tools=family.tools,
                 renderer=self.renderers[family.name],
-                choose_engine=single_engine(engine),
+                choose_engine=choose_engine,
                 config=replace(self.config.episode, temperature=temperature),
                 run_seed=derive_seed(self.config.seed, purpose),
             )
             for family in self.families
         }
 
-    async def _evaluate(self, engine: LocalEngine, when: str) -> Evaluations:
+    async def _evaluate(self, pool: EnginePool, when: str) -> Evaluations:
         """Sampled and greedy success on the held-out tasks, the same ones with the same seeds each time."""
         size = self.config.evaluation.num_tasks
         tasks = [family.task("eval", index) for family in self.families for index in range(size)]
         results: Evaluations = {}
         for mode, temperature in (("sampled", self.config.temperature), ("greedy", 0.0)) if tasks else ():
-            setups = self._setups(engine, "evaluation", temperature)
-            groups = await self._run_unless_stopped(tasks, setups, engine.version)
+            setups = self._setups(pool.choose_current, "evaluation", temperature)
+            groups = await self._run_unless_stopped(tasks, setups, pool.version)
             if groups is None:
                 break
             results[mode] = summarise(mode, groups)

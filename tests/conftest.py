@@ -9,6 +9,7 @@ from hypothesis import settings
 
 # Before any backend exists: meshes of up to sixteen devices on any machine.
 jax.config.update("jax_num_cpu_devices", 16)
+jax.devices()
 
 settings.register_profile("project", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("project")

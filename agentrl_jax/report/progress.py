@@ -47,6 +47,10 @@ def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
         f"{metrics.num_tokens / 1000:.1f}k tokens",
         f"age ≤ {max(record.ages, default=0)}",
     ]
+    if metrics.num_lagging_turns:
+        share = metrics.num_lagging_turns / metrics.num_turns
+        lag = record.metrics.get("token_staleness_max", float("nan"))
+        parts.append(f"lagging {_percent(share)}, lag ≤ {lag:.0f}")
     if record.is_applied:
         parts.append(f"clip {_percent(_clipped(record.metrics))}")
         parts.append(f"kl {record.metrics.get('behavior_kl', float('nan')):.4f}")

@@ -49,7 +49,8 @@ def test_a_run_leaves_a_complete_directory(finished: Path) -> None:
     assert [step["step"] for step in steps] == [1, 2]
     episodes = records(finished, "episodes.jsonl")
     assert len(episodes) == sum(2 * int(str(step["num_groups"])) for step in steps)
-    assert all(turn["pool"] == "current" and turn["versions"] for e in episodes for turn in e["turns"])  # type: ignore[attr-defined]
+    assert {turn["pool"] for e in episodes for turn in e["turns"]} == {"current", "lagging"}  # type: ignore[attr-defined]
+    assert all(turn["versions"] for e in episodes for turn in e["turns"])  # type: ignore[attr-defined]
     assert sorted(path.name for path in (finished / "batches").iterdir()) == ["step-000001.npz", "step-000002.npz"]
     assert (finished / "model" / "model.safetensors").is_file()
 
