@@ -13,7 +13,7 @@ from envs.alfworld.problem import parse_problem
 from envs.alfworld.words import APPLIANCES, LAMP, RECEPTACLES, THINGS
 
 HELP = "Use one of the available actions."
-# The most objects that a receptacle holds at first: with it the list of actions of level 1 stays within twelve.
+# The most objects that a receptacle holds at first.
 MAX_INSIDE = 2
 _MAX_PARSED = 256
 
