@@ -2,12 +2,8 @@
 
 import json
 import os
-import random
 import resource
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,65 +235,3 @@ def test_a_disk_that_fills_up_while_saving_costs_only_that_save(tmp_path: Path) 
         assert same(store.restore(1, abstract(make_state(0))).state, make_state(1))
         save(store, 2)
         assert store.steps() == (2,)
-
-
-CHILD = """
-import sys
-from pathlib import Path
-import tests.test_checkpoint as this
-from agentrl_jax.checkpoint import CheckpointStore
-with CheckpointStore(Path(sys.argv[1]), keep=1) as store:
-    step = store.latest() or 0
-    while True:
-        step += 1
-        store.save(step, this.make_state(step), {"version": step})
-        print(step, flush=True)
-"""
-
-
-def kill_while_saving(folder: Path, num_saves: int, delay_s: float) -> None:
-    """Start a process that saves without end, and kill it `delay_s` after its save number `num_saves` began."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[1],
-        env=environment,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
-        for _ in range(num_saves):
-            assert child.stdout.readline()
-        time.sleep(delay_s)  # the moment of the kill, not a wait for a condition
-        child.kill()
-
-
-def check_after_kill(folder: Path, least: int) -> int:
-    with CheckpointStore(folder, keep=1) as store:
-        step = store.latest()
-        assert step is not None
-        assert step >= least
-        restored = store.restore(step, abstract(make_state(0)))
-        assert same(restored.state, make_state(step))
-        assert restored.loop_state == {"version": step}
-        assert {path.name for path in folder.iterdir()} <= {f"step-{s:08d}" for s in (step - 1, step)}
-    return step
-
-
-def kill_repeatedly(folder: Path, times: int, seed: int) -> None:
-    rng = random.Random(seed)
-    step = 0
-    for _ in range(times):
-        num_saves = rng.randint(2, 6)
-        kill_while_saving(folder, num_saves, rng.uniform(0, 0.06))
-        step = check_after_kill(folder, step + num_saves - 1)
-
-
-def test_a_kill_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
-    kill_repeatedly(tmp_path, times=1, seed=0)
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments_always_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
-    kill_repeatedly(tmp_path, times=8, seed=1)

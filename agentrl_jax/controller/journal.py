@@ -38,16 +38,21 @@ class Journal:
     def __init__(self, folder: Path, *, fsync: Callable[[int], None] = os.fsync) -> None:
         """Open or create `folder` and read its history; a torn last line is cut off.
 
-        fsync: replaced in tests. Raises ConfigError if the folder cannot be written or its history is damaged.
+        fsync: replaced in tests. Raises ConfigError if the folder cannot be written, another process writes to it, or
+        its history is damaged.
         """
         self.folder = folder
         self._fsync = fsync
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.history, self.num_cut_bytes = read_history(folder)
             self._lines = AppendFile(folder / HISTORY_NAME, fsync)
+            self.history, self.num_cut_bytes = read_history(folder)
             self._lines.truncate(self._lines.size - self.num_cut_bytes)
             flush_folder(folder, fsync)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process writes to {folder}; a run directory belongs to one run at a time"
+            ) from error
         except OSError as error:
             raise ConfigError(f"ledger {folder} cannot be written: {error.strerror or error}") from error
         self._lock = Lock()

@@ -1,5 +1,6 @@
 """Files that only grow, and calls that return when the disk has them."""
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,13 @@ class AppendFile:
     """
 
     def __init__(self, path: Path, fsync: Callable[[int], None]) -> None:
+        """Open or create `path` for this process alone. Raises BlockingIOError if another one has it open."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise
         self._fsync = fsync
         self._flushing = Lock()
         self._size = os.fstat(self._descriptor).st_size
