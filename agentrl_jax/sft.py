@@ -28,13 +28,13 @@ class WarmUpConfig:
 
     demonstrations: int = 3000
     """Scripted-expert episodes, over all environments in equal shares"""
-    noise: float = 0.25
+    noise: float = 0.2
     """Share of random, well-formed actions in them"""
     copy_steps: int = 200
     """At most this many steps of copying random ids; 0 skips copying"""
     copy_below: float = 0.05
     """Copying ends once its loss (nats per token) is below this"""
-    steps: int = 340
+    steps: int = 450
     """Steps over the demonstrations"""
     batch_size: int = 32
     """Demonstrations, or copied sequences, in one step"""
