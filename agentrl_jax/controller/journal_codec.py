@@ -1,13 +1,16 @@
-"""A whole group as bytes and back, every field exactly. Plain npz: arrays and one JSON text, nothing is unpickled.
+"""A whole group as bytes and back, every field exactly, without pickle.
 
-The vectors of all turns lie end to end in four arrays; the JSON has the lengths that cut them apart, and everything
-that is not a vector. It is ASCII, so no text in it, whatever a tool printed, can be split or altered.
+    4 bytes    length of the facts, little-endian
+    facts      JSON: everything that is not a vector, and the lengths of the vectors of each turn
+    vectors    of all turns end to end: context ids, ids (int32), log-probabilities (float32), loss masks (bool)
+
+The facts are ASCII, so no text in them, whatever a tool printed, can be split or altered. (An npz of the same arrays
+takes twice as long to write.)
 """
 
-import io
 import json
-import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,37 +18,36 @@ import numpy as np
 from agentrl_jax.errors import RecordError
 from agentrl_jax.types import Completion, EpisodeEnd, Group, Segment, Task, Trajectory, Turn, VersionSpan
 
-_ARRAYS = ("context_ids", "ids", "logprobs", "loss_mask")
+_CONTEXT, _IDS, _LOGPROBS, _MASK = (np.dtype(name) for name in ("<i4", "<i4", "<f4", "?"))
 
 
 def encode_group(group: Group) -> bytes:
-    """Return `group` as npz."""
+    """Return `group` as bytes."""
     turns = [turn for trajectory in group.trajectories for turn in trajectory.turns]
+    completions = [turn.completion for turn in turns]
     facts = {
         "group_id": group.group_id,
         "task": task_to_json(group.task),
         "admitted_version": group.admitted_version,
         "trajectories": [_trajectory_to_json(trajectory) for trajectory in group.trajectories],
     }
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        allow_pickle=False,
-        context_ids=_joined([turn.context_ids for turn in turns], np.int32),
-        ids=_joined([turn.completion.ids for turn in turns], np.int32),
-        logprobs=_joined([turn.completion.logprobs for turn in turns], np.float32),
-        loss_mask=_joined([turn.completion.loss_mask for turn in turns], np.bool_),
-        facts=np.frombuffer(json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii"), np.uint8),
+    text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii")
+    vectors = chain(
+        (turn.context_ids.astype(_CONTEXT, copy=False).tobytes() for turn in turns),
+        (completion.ids.astype(_IDS, copy=False).tobytes() for completion in completions),
+        (completion.logprobs.astype(_LOGPROBS, copy=False).tobytes() for completion in completions),
+        (completion.loss_mask.tobytes() for completion in completions),
     )
-    return buffer.getvalue()
+    return b"".join((len(text).to_bytes(4, "little"), text, *vectors))
 
 
 def decode_group(data: bytes) -> Group:
     """Return what `encode_group` was given. Raises RecordError if `data` is anything else."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            facts = json.loads(arrays["facts"].tobytes())
-            turns = iter([*_turns([t for m in facts["trajectories"] for s in m["segments"] for t in s], arrays)])
+        start = 4 + int.from_bytes(data[:4], "little")
+        facts = json.loads(data[4:start])
+        values = [turn for member in facts["trajectories"] for segment in member["segments"] for turn in segment]
+        turns = iter([*_turns(values, data, start)])
         task = task_from_json(facts["task"])
         trajectories = [
             _trajectory(values, turns, task, facts["group_id"], member)
@@ -57,7 +59,7 @@ def decode_group(data: bytes) -> Group:
             admitted_version=facts["admitted_version"],
             trajectories=tuple(trajectories),
         )
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{len(data)} bytes are not a recorded group: {type(error).__name__}: {error}") from error
 
 
@@ -68,10 +70,6 @@ def task_to_json(task: Task) -> list[Any]:
 def task_from_json(values: Sequence[Any]) -> Task:
     env, split, index, seed = values
     return Task(env=env, split=split, index=index, seed=seed)
-
-
-def _joined(vectors: Sequence[Any], dtype: Any) -> Any:
-    return np.concatenate(vectors) if vectors else np.zeros(0, dtype)
 
 
 def _number(value: float | None) -> float | None:
@@ -105,9 +103,17 @@ def _turn_to_json(turn: Turn) -> list[Any]:
     ]
 
 
-def _turns(values: Sequence[Sequence[Any]], arrays: Any) -> Iterator[Turn]:
-    """Cut the arrays into turns, in order. Their records copy what they keep."""
-    contexts, ids, logprobs, masks = (arrays[name] for name in _ARRAYS)
+def _turns(values: Sequence[Sequence[Any]], data: bytes, start: int) -> Iterator[Turn]:
+    """Cut the vectors, which fill `data` from `start` to its end, into turns. Their records copy what they keep."""
+    num_contexts, num_sampled = (sum(turn[axis] for turn in values) for axis in (0, 1))
+    vectors = []
+    for dtype, count in ((_CONTEXT, num_contexts), (_IDS, num_sampled), (_LOGPROBS, num_sampled), (_MASK, num_sampled)):
+        end = start + count * dtype.itemsize
+        vectors.append(np.frombuffer(data[start:end], dtype))
+        start = end
+    contexts, ids, logprobs, masks = vectors
+    if start != len(data):
+        raise ValueError(f"the vectors should end at byte {start}")
     at_context = at = 0
     for num_context, num_ids, spans, finish_reason, engine, pool, cached, reward, num_calls, errors in values:
         part = slice(at, at + num_ids)
