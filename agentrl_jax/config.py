@@ -52,6 +52,8 @@ class TrainConfig:
     """Sampling temperature, of rollouts and in the loss alike"""
     seed: int = 0
     """Everything random is derived from it"""
+    max_turns: int | None = None
+    """Turns of an episode at the most (default: the environment's own limit)"""
     max_context_tokens: int | None = None
     """Longest episode, in tokens (default: a quarter more than the longest demonstration)"""
     rows_per_device: int = 4
@@ -61,7 +63,7 @@ class TrainConfig:
 
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=8, min_groups_per_batch=16))
     episode: EpisodeConfig = field(
-        default_factory=lambda: EpisodeConfig(max_turns=6, max_new_tokens=64, max_context_tokens=1024)
+        default_factory=lambda: EpisodeConfig(max_turns=1, max_new_tokens=64, max_context_tokens=1024)
     )
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=lambda: LossConfig(clip_high=0.28))
@@ -82,6 +84,8 @@ class TrainConfig:
                 f"--temperature must be > 0 and finite, got {self.temperature}: reinforcement learning samples from "
                 "the policy (evaluation also reports greedy success)"
             )
+        if self.max_turns is not None and self.max_turns < 1:
+            raise ConfigError(f"--max-turns must be >= 1, got {self.max_turns}")
         if self.max_context_tokens is not None and self.max_context_tokens < 2:
             raise ConfigError(f"--max-context-tokens must be >= 2, got {self.max_context_tokens}")
         if self.rows_per_device < 1:

@@ -287,7 +287,9 @@ class _Training:
                 tools=family.tools,
                 renderer=self.renderers[family.name],
                 choose_engine=choose_engine,
-                config=replace(self.config.episode, temperature=temperature),
+                config=replace(
+                    self.config.episode, temperature=temperature, max_turns=self.config.max_turns or family.max_turns
+                ),
                 run_seed=derive_seed(self.config.seed, purpose),
             )
             for family in self.families

@@ -51,7 +51,7 @@ class EpisodeConfig:
     close_deadline_s: bounds each release of a session, and so every shutdown.
     """
 
-    max_turns: int
+    max_turns: Derived[int]
     max_new_tokens: int
     max_context_tokens: Derived[int]
     temperature: Derived[float] = 0.8

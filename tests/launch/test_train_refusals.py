@@ -28,7 +28,7 @@ REFUSALS = {
     "--rows-per-device=0": "--rows-per-device must be >= 1",
     "--rollout.group-size=1": "group_size must be at least 2",
     "--rollout.max-staleness=-1": "max_staleness must be at least 0",
-    "--episode.max-turns=0": "max_turns must be at least 1",
+    "--max-turns=0": "--max-turns must be >= 1",
     "--episode.temperature=0.5": "episode.temperature",  # there is one temperature
     "--loss.clip-low=2": "clip_low must be in (0, 1)",
     "--loss.name=nope": "nope",
