@@ -99,7 +99,7 @@ class Level:
 
 
 LEVELS = {
-    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=4, others=2, max_turns=8),
+    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=4, others=1, max_turns=8),
     2: Level(
         kinds=("place", "clean", "hot", "cool", "light"),
         num_things=18,
