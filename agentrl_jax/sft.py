@@ -56,8 +56,12 @@ class WarmUpConfig:
 def copy_batches(
     content_ids: Ids, *, batch_size: int, packing: PackingConfig, seed: int, length: int = 48
 ) -> Iterator[PackedBatch]:
-    """Endless batches of `length` random ids of `content_ids`, repeated once; the loss counts the repetition only."""
+    """Endless batches of `length` random ids of `content_ids`, repeated once; the loss counts the repetition only.
+
+    Where a row has no room for the repetition, they are as many as it has room for.
+    """
     rng = np.random.default_rng(seed)
+    length = min(length, packing.row_tokens[-1] // 2)
     mask = np.repeat([False, True], length)
     while True:
         halves = rng.choice(content_ids, size=(batch_size, length))
@@ -67,7 +71,12 @@ def copy_batches(
 def demonstration_batches(
     demonstrations: Sequence[Demonstration], *, batch_size: int, packing: PackingConfig, seed: int
 ) -> Iterator[PackedBatch]:
-    """Endless batches in a new random order each epoch, whatever task or length a demonstration has."""
+    """Endless batches in a new random order each epoch, whatever task or length a demonstration has.
+
+    Raises ConfigError if there is no demonstration.
+    """
+    if not demonstrations:
+        raise ConfigError("a warm-up needs demonstrations that fit a row, got none; set a larger --max-context-tokens")
     rng = np.random.default_rng(seed)
     order: list[int] = []
     while True:
@@ -104,7 +113,8 @@ def warm_up_learner_config(config: WarmUpConfig, base: LearnerConfig) -> Learner
 
     Demonstrations are imitated at temperature 1: the sampling temperature sharpens what was learnt. The rate falls to
     0 (cosine) over both phases: at a constant rate of 3e-3 success swings by tens of points from step to step, and
-    where the warm-up ends would be luck.
+    where the warm-up ends would be luck. Copying that ends early, or is skipped, leaves the end of the curve untaken:
+    without any, the defaults end at a fifth of the peak.
     """
     return replace(
         base, learning_rate=config.learning_rate, temperature=1.0, decay_steps=config.copy_steps + config.steps
