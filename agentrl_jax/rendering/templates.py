@@ -87,6 +87,7 @@ class ChatTemplate:
     """A compiled chat template. Safe to use from several threads.
 
     source: Jinja text. constants: what the template may read besides the conversation, such as `bos_token`.
+    A template that asks for the time gets that of its compilation: two prompts of one task never differ by their date.
     Raises TemplateError if the source is not valid Jinja.
     """
 
@@ -104,7 +105,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=tools or None, documents=None, add_generation_prompt=add_generation_prompt
             )
-        except JinjaError as error:
+        except (JinjaError, *_PYTHON_ERRORS) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateError(f"the chat template refuses a conversation of roles [{roles}]: {error}") from error
 
@@ -137,13 +138,17 @@ class _GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+# What the Python operators and methods that a template uses may raise.
+_PYTHON_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = datetime.now().strftime
     return environment
 
 
@@ -160,7 +165,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise JinjaError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)

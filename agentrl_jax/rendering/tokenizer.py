@@ -79,11 +79,14 @@ class ChatTokenizer:
 
 
 def load_tokenizer(folder: str | PathLike[str]) -> ChatTokenizer:
-    """Load a tokenizer folder. Raises ConfigError naming the file or entry that is missing."""
+    """Load a tokenizer folder. Raises ConfigError naming the file or entry that is missing or damaged."""
     root = Path(folder)
     if not (root / "tokenizer.json").is_file():
         raise ConfigError(f"expected a tokenizer folder with a tokenizer.json, found none in {root}")
-    backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{root / 'tokenizer.json'} is no tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     config = _read_json(root / "tokenizer_config.json")
@@ -121,7 +124,10 @@ def _chat_template(root: Path, config: Mapping[str, Any]) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    value = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} must hold JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
 

@@ -7,7 +7,7 @@ is scanned, so a string argument may contain quotes, braces or `</tool_call>`.
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, NoReturn
 
 from agentrl_jax.env import Action, ToolCall
@@ -16,7 +16,8 @@ ToolCallPolicy = Literal["strict", "lenient"]
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_FENCE = re.compile(r"^```[\w-]*[ \t]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE_OPEN = re.compile(r"^```[\w-]*[ \t]*\n", re.MULTILINE)
+_FENCE_CLOSE = re.compile(r"^```[ \t]*$", re.MULTILINE)
 _MAX_NESTING = 64
 
 
@@ -91,13 +92,21 @@ def _parse_fenced(text: str, declared: Collection[str]) -> Action | None:
     found: list[ToolCall | str] = []
     content: list[str] = []
     position = 0
-    for fence in _FENCE.finditer(text):
-        inside = _declared_calls(fence[1], declared)
-        if inside:
-            found += inside
-            content.append(text[position : fence.start()].removesuffix("\n"))
-            position = fence.end()
+    for start, end, inside in _fences(text):
+        calls = _declared_calls(inside, declared)
+        if calls:
+            found += calls
+            content.append(text[position:start].removesuffix("\n"))
+            position = end
     return _bare_action("".join(content) + text[position:], found) if found else None
+
+
+def _fences(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and inside of each fenced block; one pass, for a policy that opens thousands and closes none."""
+    end = 0
+    while (opening := _FENCE_OPEN.search(text, end)) and (closing := _FENCE_CLOSE.search(text, opening.end())):
+        end = closing.end()
+        yield opening.start(), end, text[opening.end() : closing.start()].removesuffix("\n")
 
 
 def _parse_bare(text: str, declared: Collection[str]) -> Action | None:

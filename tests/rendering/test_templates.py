@@ -1,9 +1,13 @@
 """Our template against text written by hand; the environment against transformers' conventions."""
 
+from datetime import datetime
+from types import SimpleNamespace
+
 import pytest
 
 from agentrl_jax.env import Message, ToolCall
 from agentrl_jax.errors import TemplateError
+from agentrl_jax.rendering import templates
 from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template, message_to_json
 from tests.rendering.chat import LOOK, assistant, call, system, tool, user
 
@@ -100,3 +104,17 @@ def test_messages_without_calls_have_no_such_key() -> None:
 def test_bad_and_hostile_templates_are_named(source: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         render(source, user("U"))
+
+
+@pytest.mark.parametrize("source", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{{ messages[0].content.index('zz') }}"])
+def test_what_python_raises_in_a_template_is_the_templates_refusal(source: str) -> None:
+    with pytest.raises(TemplateError, match=r"refuses a conversation of roles \[user\]"):
+        render(source, user("U"))
+
+
+def test_the_time_stands_still_in_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = (datetime(2026, 1, day, 23, 59) for day in (1, 2, 3))
+    monkeypatch.setattr(templates, "datetime", SimpleNamespace(now=lambda: next(days)))
+    template = ChatTemplate("{{ strftime_now('%d %b') }}", {})
+    texts = [template.render([], [], add_generation_prompt=False) for _ in range(2)]
+    assert texts == ["01 Jan", "01 Jan"]

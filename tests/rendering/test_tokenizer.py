@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,11 @@ def test_tokenizers_that_are_not_byte_level_are_decoded_by_their_own_rules() -> 
     tokenizer = ChatTokenizer(backend, chat_template="", constants={}, eos_tokens=())
     assert tokenizer.decode(tokenizer.encode("hello there")) == "hello there"
     assert tokenizer.pad_id is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    shutil.copytree(small_folder(), tmp_path / "folder")
+    (tmp_path / "folder" / name).write_text("{")
+    with pytest.raises(ConfigError, match=rf"folder/{name} (is no tokenizer|must hold JSON)"):
+        load_tokenizer(tmp_path / "folder")

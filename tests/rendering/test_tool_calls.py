@@ -1,6 +1,7 @@
 """Hermes calls: exact round trips, every malformed kind by hand, the two policies."""
 
 import json
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -181,3 +182,11 @@ def test_no_json_value_is_dispatched_unless_it_is_a_call(value: object) -> None:
 def test_every_bad_block_of_a_long_text_is_reported() -> None:
     action = parse("<tool_call>{" * 2_000)
     assert len(action.errors) == 2_000
+
+
+def test_fences_that_are_opened_over_and_over_cost_a_pass_and_not_a_pass_each() -> None:
+    text = "```json\n" * 10_000
+    begun = thread_time()
+    assert parse(text, lenient=True) == Action(content=text)
+    assert parse(f"{text}{GOOD}\n```", lenient=True).calls == ()
+    assert thread_time() - begun < 1.0  # a search from each of them takes ten times as long
