@@ -133,22 +133,32 @@ def test_likelihood_loss_by_hand() -> None:
     assert negative_log_likelihood(jnp.array(-1.5)).tolist() == 1.5
 
 
+@pytest.mark.parametrize(("log_ratio", "gradient"), [(19.5, math.exp(19.5)), (20.5, 0.0), (-20.5, 0.0)])
+def test_the_gradient_stops_where_the_ratio_would_overflow(log_ratio: float, gradient: float) -> None:
+    def loss(logprobs: jax.Array) -> jax.Array:
+        return clipped_surrogate(logprobs, jnp.zeros(()), -jnp.ones(()), dual_clip=None, clip_low=0.99)
+
+    value, slope = jax.value_and_grad(loss)(jnp.array(log_ratio))
+    assert float(value) == pytest.approx(math.exp(min(log_ratio, 20.0)) if log_ratio > 0 else 0.01, rel=1e-4)
+    assert float(slope) == pytest.approx(gradient, rel=1e-4)
+
+
 def test_metrics_by_hand() -> None:
-    ratios = [1.0, 1.5, 1.3, 0.5, 5.0, 3.0]
+    ratios = [1.0, 1.5, 2.0, 0.5, 5.0, 3.0]
     tokens = make_tokens(
         [-2.0] * 6,
-        [1.0, 1.0, 1.0, -1.0, -1.0, 0.0],
+        [1.0, 1.0, -1.0, -1.0, -1.0, 0.0],
         has_signal=[True, True, True, True, True, False],
         version_lag=[0, 1, 2, 3, 4, 8],
     )
     loss, metrics = make_loss(LossConfig())(jnp.log(jnp.array([ratios])) - 2.0, tokens)
-    np.testing.assert_allclose(loss.total, -1.0 - 1.2 - 1.2 + 0.8 + 3.0, rtol=1e-5)
+    np.testing.assert_allclose(loss.total, -1.0 - 1.2 + 2.0 + 0.8 + 3.0, rtol=1e-5)
     assert float(loss.weight) == 5.0
     expected = {
         "clip_low_frac": 1 / 5,
-        "clip_high_frac": 2 / 5,
+        "clip_high_frac": 1 / 5,
         "dual_clip_frac": 1 / 5,
-        "ratio_mean": 12.3 / 6,
+        "ratio_mean": 13.0 / 6,
         "behavior_kl": sum(r - 1 - math.log(r) for r in ratios) / 6,
         "logprob_abs_diff": sum(abs(math.log(r)) for r in ratios) / 6,
         "token_staleness": 3.0,
