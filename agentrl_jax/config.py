@@ -1,8 +1,11 @@
 """`TrainConfig`: everything a training run is made of, composed from the configs of its parts."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
@@ -58,6 +61,12 @@ class TrainConfig:
     """Longest episode, in tokens (default: a quarter more than the longest demonstration)"""
     rows_per_device: int = 4
     """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes"""
+    resume: Path | None = None
+    """Go on with the run in this directory, from its newest checkpoint and with its settings"""
+    save_every: int = 10
+    """Steps between checkpoints; there is always one at the end"""
+    keep_checkpoints: int = 2
+    """Checkpoints that stay; an older one is deleted once a newer one is durable"""
     record_batches: bool = True
     """Keep the packed batch of every step in RUN_DIR/batches, for launch.replay"""
 
@@ -90,6 +99,9 @@ class TrainConfig:
             raise ConfigError(f"--max-context-tokens must be >= 2, got {self.max_context_tokens}")
         if self.rows_per_device < 1:
             raise ConfigError(f"--rows-per-device must be >= 1, got {self.rows_per_device}")
+        for name in ("save_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
         parse_mesh(self.mesh)
         if self.seed < 0:
             raise ConfigError(f"--seed must be >= 0, got {self.seed}")
@@ -133,9 +145,40 @@ class TrainConfig:
     def has_warm_up(self) -> bool:
         return self.model is None if self.with_warm_up is None else self.with_warm_up
 
+    def check_resumes(self, saved: "TrainConfig") -> None:
+        """Raise ConfigError if a run that began as `saved` cannot go on as this."""
+        changed = [name for name in _FIXED if getattr(self, name) != getattr(saved, name)]
+        if changed:
+            was = ", ".join(f"{name} = {getattr(saved, name)}" for name in changed)
+            raise ConfigError(
+                f"--resume goes on with the run's own tasks and network: it began with {was}, which cannot change now. "
+                "Leave these flags out, or start a new run with --model"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values of every field, for RUN_DIR/config.json."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "TrainConfig":
+        """The inverse of `to_json`. Raises ConfigError if a field is unknown, missing its type, or refused."""
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise ConfigError(f"a saved config has fields that this version does not know: {', '.join(unknown)}")
+        try:
+            return msgspec.convert(values, cls, dec_hook=_decode)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"a saved config does not fit this version: {error}") from error
+
+
+_FIXED = ("tasks", "level", "seed", "model", "with_warm_up", "warm_up", "network", "max_context_tokens")
+"""What a run is made of: a resumed run cannot change it."""
+
+
+def _decode(wanted: type, value: Any) -> Any:
+    if wanted is Path:
+        return Path(value)
+    raise TypeError(f"cannot read a {wanted.__name__}")
 
 
 def _plain(value: Any) -> Any:

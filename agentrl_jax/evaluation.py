@@ -59,6 +59,17 @@ class Evaluation:
         )
         return self.success - before.success, interval
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Evaluation":
+        """The counts behind a rate, read back: what a gain over it needs."""
+        counts = TaskMetrics(
+            num_episodes=int(record["num_episodes"]),
+            num_valid=int(record["num_valid"]),
+            num_successes=int(record["num_successes"]),
+        )
+        low, high = record["versions"]
+        return cls(env=record["env"], mode=record["mode"], metrics=counts, versions=(low, high))
+
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval
         return {

@@ -1,56 +1,61 @@
-"""`train()`: the one place where controller, learner and engine meet.
+"""`train()`: the one place where controller, learner and engines meet.
 
 Demonstrations → (tokenizer, network) → supervised warm-up → evaluation → asynchronous reinforcement learning →
 evaluation. Each phase ends before the next begins; within reinforcement learning, rollouts, learner and publishing
 overlap as `controller/loop.py` arranges. Device work runs in threads that are awaited, never abandoned.
+
+A run that has a checkpoint goes on from it: no demonstrations, no warm-up, and the first evaluation only if it had
+not taken a step yet.
 """
 
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import trio
 from jax.sharding import Mesh
 
-from agentrl_jax.algo.losses import LossConfig, LossFn, make_loss
+from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
-from agentrl_jax.controller.episode import EngineChooser, EpisodeSetup
-from agentrl_jax.controller.evaluation import run_tasks
-from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.journal_port import ThreadedJournal
+from agentrl_jax.controller.journal_resume import ResumePlan
 from agentrl_jax.controller.loop import train_loop
-from agentrl_jax.controller.ports import LoopResult, StepOutcome, StepRecord
-from agentrl_jax.controller.sessions import thread_sessions
+from agentrl_jax.controller.ports import StepOutcome, StepRecord
 from agentrl_jax.controller.tasks import TaskSampler
-from agentrl_jax.engines.local.engine import open_local_engine
+from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
-from agentrl_jax.evaluation import Evaluation, compare, summarise
-from agentrl_jax.learner import Learner, LearnerConfig
-from agentrl_jax.models.params import Params
+from agentrl_jax.evaluation import Evaluation, compare
+from agentrl_jax.learner import Learner
 from agentrl_jax.packing import build_batch, save_batch
-from agentrl_jax.policy import Policy
-from agentrl_jax.preparation import Prepared, prepare
-from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line, step_record, task_lines
+from agentrl_jax.rollouts import Rollouts
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.sft import warm_up, warm_up_learner_config
-from agentrl_jax.types import Group, Pool, Task
+from agentrl_jax.survival import LaggingPolicy, Survival
+from agentrl_jax.types import Group
 
 Say = Callable[[str], None]
 Evaluations = dict[str, dict[str, Evaluation]]
 
+_MODES = ("sampled", "greedy")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """before, after: evaluations by mode ("sampled", "greedy") and env; empty if switched off or stopped early.
+    """before, after: evaluations by mode ("sampled", "greedy") and env; empty if switched off, or stopped before.
 
-    version: published updates. is_stopped: on request, before everything that was asked for had been done.
+    num_steps: of the whole run, resumed parts included. version: of the last publish. is_stopped: on request, before
+    everything that was asked for had been done.
     """
 
     model_folder: Path
@@ -62,7 +67,7 @@ class TrainResult:
 
 
 def train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: RunLog, say: Say) -> TrainResult:
-    """Carry out a whole training run and return what came of it.
+    """Carry out a whole training run, or the rest of one, and return what came of it.
 
     The first SIGINT or SIGTERM finishes the running step and saves; the second stops at once, and saves what the
     last finished step left. Raises KeyboardInterrupt after a second one, and whatever ends a run (errors.py).
@@ -73,12 +78,15 @@ def train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: R
 async def _train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: RunLog, say: Say) -> TrainResult:
     stop = trio.Event()
     result: TrainResult | None = None
-    with unwrapped_errors():
+    with unwrapped_errors(), Survival(run.folder, keep=config.keep_checkpoints) as survival:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, stop, nursery.cancel_scope, say)
-            prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
+            if survival.has_checkpoint:
+                prepared = await trio.to_thread.run_sync(reopen, config, run.model_folder)
+            else:
+                prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
             run.write_config(prepared.config.to_json())
-            result = await _Training(prepared, families, mesh, run, say, stop).run()
+            result = await _Training(prepared, families, mesh, run, survival, say, stop).run()
             nursery.cancel_scope.cancel()
     if result is None:
         raise KeyboardInterrupt
@@ -101,51 +109,56 @@ async def _watch_signals(
             stop.set()
 
 
-@dataclass(eq=False)
 class _Training:
-    """The phases of one run. `learner` is the one whose params are saved, whatever happens."""
+    """The phases of one run, and the loop's `LearnerPort`. `learner`'s params are saved, whatever happens."""
 
-    prepared: Prepared
-    families: Sequence[EnvFamily]
-    mesh: Mesh
-    run_log: RunLog
-    say: Say
-    stop: trio.Event
-    learner: Learner = field(init=False)
-    step_begun: float = 0.0
-    num_learned: int = 0
-    rl_begun: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.config = self.prepared.config
-        self.policy: Policy = self.prepared.policy
-        self.renderers = {
-            family.name: TemplateRenderer(self.policy.tokenizer, tools=family.tools) for family in self.families
-        }
+    def __init__(
+        self,
+        prepared: Prepared,
+        families: Sequence[EnvFamily],
+        mesh: Mesh,
+        run_log: RunLog,
+        survival: Survival,
+        say: Say,
+        stop: trio.Event,
+    ) -> None:
+        self.prepared, self.config, self.policy = prepared, prepared.config, prepared.policy
+        self.families, self.mesh, self.run_log = families, mesh, run_log
+        self.survival, self.say, self.stop = survival, say, stop
+        self.loss = make_loss(self.config.loss)
+        self.learner: Learner
+        self.lagging: LaggingPolicy | None = None
+        self.sampler = TaskSampler(
+            families, {family.name: 1.0 for family in families}, derive_seed(self.config.seed, "tasks")
+        )
+        self.num_learned = 0
+        self.step_begun = self.rl_begun = 0.0
 
     async def run(self) -> TrainResult:
-        await self._prepare_learner()
+        if self.survival.has_checkpoint:
+            self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, self.policy.params)
+            self.lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
+        else:
+            await self._warm_up()
         try:
             return await self._reinforce()
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._save)
 
-    async def _prepare_learner(self) -> None:
-        """Warm up if asked to; leaves the learner of reinforcement learning, at version 0."""
+    async def _warm_up(self) -> None:
+        """Leave the learner of reinforcement learning, after a supervised warm-up if one is asked for."""
         params = self.policy.params
         if self.config.has_warm_up:
-            sft_config = warm_up_learner_config(self.config.warm_up, self.config.learner)
-            self.learner = self._make_learner(sft_config, make_loss(LossConfig(name="sft")), params)
-            await trio.to_thread.run_sync(self._warm_up)
+            settings = warm_up_learner_config(self.config.warm_up, self.config.learner)
+            loss = make_loss(LossConfig(name="sft"))
+            self.learner = Learner(self.policy.model, settings, loss, self.mesh, params)
+            await trio.to_thread.run_sync(self._run_warm_up)
             params = self.learner.params
-            await trio.to_thread.run_sync(self._save)
-        self.learner = self._make_learner(self.config.learner, make_loss(self.config.loss), params)
+        self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, params)
+        await trio.to_thread.run_sync(self._save_model)
 
-    def _make_learner(self, config: LearnerConfig, loss: LossFn, params: Params) -> Learner:
-        return Learner(self.policy.model, config, loss, self.mesh, params)
-
-    def _warm_up(self) -> None:
+    def _run_warm_up(self) -> None:
         begun = time.monotonic()
         last = {"copy": 0, "sft": 0}
 
@@ -167,25 +180,26 @@ class _Training:
         seconds = time.monotonic() - begun
         self.say(f"warm-up  {last['copy']} copy and {last['sft']} demonstration steps in {seconds:.0f} s")
 
-    def _save(self) -> None:
+    def _save_model(self) -> None:
         self.policy.save(self.learner.host_params(), self.run_log.model_folder)
 
+    def _save(self) -> None:
+        self._save_model()
+        self.survival.save(self.learner, self.lagging, num_learned=self.num_learned)
+
     async def _reinforce(self) -> TrainResult:
-        before: Evaluations = {}
-        after: Evaluations = {}
-        num_steps = version = 0
-        async with self._open_pool() as pool:
-            if not self.stop.is_set():
-                before = await self._evaluate(pool, "before")
-            if not self.stop.is_set() and self.config.max_steps:
-                self.rl_begun = self.step_begun = time.monotonic()
-                result = await self._loop(pool)
-                num_steps, version = result.num_steps, result.version
-                seconds = time.monotonic() - self.rl_begun
-                self.say(f"reinforcement learning: {num_steps} steps, {version} published, {seconds:.0f} s")
-            is_stopped = self.stop.is_set() and num_steps < self.config.max_steps
-            if num_steps and not self.stop.is_set():
-                after = await self._evaluate(pool, "after")
+        before, after = self.run_log.earlier_evaluations("before"), Evaluations()
+        plan = await self._begin()
+        num_steps, version = plan.step, plan.version
+        async with self._open_pool(plan.version) as pool:
+            rollouts = Rollouts(self.families, self.policy.tokenizer, self.config, pool)
+            if plan.step == 0 and len(before) < len(_MODES):
+                before = await self._evaluate(rollouts, "before")
+            if not self.stop.is_set() and plan.step < self.config.max_steps:
+                num_steps, version = await self._loop(rollouts, plan)
+            is_stopped = self.stop.is_set()
+            if num_steps and not is_stopped:
+                after = await self._evaluate(rollouts, "after")
         self._conclude(before, after)
         return TrainResult(
             model_folder=self.run_log.model_folder,
@@ -196,42 +210,54 @@ class _Training:
             is_stopped=is_stopped,
         )
 
+    async def _begin(self) -> ResumePlan:
+        """Settle what earlier processes left; before the first rollout there is a durable checkpoint of its params."""
+        is_new = not self.survival.has_checkpoint
+        plan = await trio.to_thread.run_sync(self.survival.begin, self.sampler, self.config.rollout)
+        self.num_learned = plan.step
+        if self.config.pool.has_lagging and self.lagging is None:
+            self.lagging = self._lagging_copy(plan.version)
+        if is_new:
+            self._remember(plan.step, plan.version)
+            await trio.to_thread.run_sync(self._save)
+            await trio.to_thread.run_sync(self.survival.wait)
+        else:
+            lost = ", ".join(f"{count} {reason}" for reason, count in sorted(plan.reasons.items())) or "none"
+            self.say(
+                f"resumed at step {plan.step} as version {plan.version}: {len(plan.adopted)} complete groups kept; "
+                f"to play again: {lost}"
+            )
+            self.run_log.log_resume(plan.step, plan.version)
+        return plan
+
+    def _lagging_copy(self, version: int) -> LaggingPolicy:
+        return LaggingPolicy(weights=jax.tree.map(jnp.copy, self.learner.params), version=version)
+
+    def _remember(self, step: int, version: int) -> None:
+        lagging = None if self.lagging is None else self.lagging.version
+        self.survival.remember(step, version=version, sampler=self.sampler, lagging_version=lagging)
+
     @asynccontextmanager
-    async def _open_pool(self) -> AsyncIterator[EnginePool]:
-        """The current policy's engine and, with cross-policy sampling, the lagging one's; both serve version 0."""
-        names: tuple[Pool, ...] = ("current", "lagging") if self.config.pool.has_lagging else ("current",)
+    async def _open_pool(self, version: int) -> AsyncIterator[EnginePool]:
+        """The current policy's engine, serving the learner's params as `version`, and the lagging policy's."""
         async with AsyncExitStack() as stack:
-            engines = [
-                await stack.enter_async_context(
-                    open_local_engine(
-                        model=self.policy.model,
-                        config=self.config.one_engine,
-                        weights=self.learner.params,
-                        version=0,
-                        name=f"{name}-0",
-                        pool=name,
-                    )
-                )
-                for name in names
-            ]
+            open_engine = partial(open_local_engine, model=self.policy.model, config=self.config.one_engine)
+            current = open_engine(weights=self.learner.params, version=version, name="current-0", pool="current")
+            engines: list[LocalEngine] = [await stack.enter_async_context(current)]
+            if self.lagging is not None:
+                older = self.lagging
+                lagging = open_engine(weights=older.weights, version=older.version, name="lagging-0", pool="lagging")
+                engines.append(await stack.enter_async_context(lagging))
             yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
 
-    async def _loop(self, pool: EnginePool) -> LoopResult:
-        """Reinforcement learning until max_steps, max_minutes or a request to stop."""
-        sampler = TaskSampler(
-            self.families, {family.name: 1.0 for family in self.families}, derive_seed(self.config.seed, "tasks")
-        )
-        # More episodes than slots would only take each other's prefixes out of the engines' caches.
-        slots = trio.Semaphore(max(1, self.config.engine.num_slots // self.config.rollout.group_size))
-        setups = self._setups(pool, "train", self.config.temperature)
-
-        async def run_one_group(admitted: AdmittedGroup) -> Group:
-            async with slots:
-                setup = setups[admitted.task.env]
-                return await run_group(admitted, group_size=self.config.rollout.group_size, setup=setup)
+    async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
+        """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
+        self.rl_begun = self.step_begun = time.monotonic()
 
         async def publish(version: int) -> None:
-            await pool.publish(self.learner.params, version)
+            served = await rollouts.pool.publish(self.learner.params, version)
+            if self.lagging is not None and served["lagging-0"] == version:
+                self.lagging = self._lagging_copy(version)
 
         loop_stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -239,17 +265,27 @@ class _Training:
             if self.config.max_minutes is not None:
                 nursery.start_soon(_set_after, loop_stop, partial(trio.sleep, 60 * self.config.max_minutes))
             result = await train_loop(
-                sampler=sampler,
+                sampler=self.sampler,
                 config=self.config.rollout,
-                run_one_group=run_one_group,
+                run_one_group=rollouts.training_groups(),
                 learner=self,
                 publish=publish,
-                max_steps=self.config.max_steps,
+                max_steps=self.config.max_steps - plan.step,
                 on_step=self._on_step,
                 stop=loop_stop,
+                initial_version=plan.version,
+                first_group_id=plan.next_group_id,
+                first_step=plan.step,
+                adopted=plan.adopted,
+                journal=ThreadedJournal(self.survival.journal),
             )
             nursery.cancel_scope.cancel()
-        return result
+        seconds = time.monotonic() - self.rl_begun
+        self.say(
+            f"reinforcement learning: {result.num_steps} steps, {result.version - plan.version} published, "
+            f"{seconds:.0f} s"
+        )
+        return plan.step + result.num_steps, result.version
 
     async def step(self, groups: tuple[Group, ...], version: int) -> StepOutcome:
         """`controller.ports.LearnerPort`: one learner step in a thread that is never abandoned."""
@@ -268,63 +304,36 @@ class _Training:
         return StepOutcome(is_finite=is_finite, is_applied=outcome.is_applied, metrics=metrics)
 
     async def _on_step(self, record: StepRecord) -> None:
+        step = record.step + 1
+        self._remember(step, record.version + record.is_applied)  # before anything is awaited
         now = time.monotonic()
         step_s, self.step_begun = now - self.step_begun, now
         decode = self.policy.tokenizer.decode
         for group in (*record.groups, *record.dropped, *record.cancelled):
             for trajectory in group.trajectories:
-                self.run_log.log_episode(record.step + 1, trajectory, decode)
+                self.run_log.log_episode(step, trajectory, decode)
         self.run_log.log_metrics("step", {**step_record(record), "step_s": step_s, "rl_s": now - self.rl_begun})
         self.say(step_line(record, max_steps=self.config.max_steps, step_s=step_s))
         for line in task_lines(record):
             self.say(line)
+        if step % self.config.save_every == 0:
+            save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
+            await trio.to_thread.run_sync(save)
 
-    def _setups(self, choose_engine: EngineChooser, purpose: str, temperature: float) -> dict[str, EpisodeSetup]:
-        limiter = trio.CapacityLimiter(self.config.engine.num_slots)
-        return {
-            family.name: EpisodeSetup(
-                sessions=thread_sessions(family.make, limiter),
-                tools=family.tools,
-                renderer=self.renderers[family.name],
-                choose_engine=choose_engine,
-                config=replace(
-                    self.config.episode, temperature=temperature, max_turns=self.config.max_turns or family.max_turns
-                ),
-                run_seed=derive_seed(self.config.seed, purpose),
-            )
-            for family in self.families
-        }
-
-    async def _evaluate(self, pool: EnginePool, when: str) -> Evaluations:
-        """Sampled and greedy success on the held-out tasks, the same ones with the same seeds each time."""
-        size = self.config.evaluation.num_tasks
-        tasks = [family.task("eval", index) for family in self.families for index in range(size)]
-        results: Evaluations = {}
-        for mode, temperature in (("sampled", self.config.temperature), ("greedy", 0.0)) if tasks else ():
-            setups = self._setups(pool.choose_current, "evaluation", temperature)
-            groups = await self._run_unless_stopped(tasks, setups, pool.version)
-            if groups is None:
+    async def _evaluate(self, rollouts: Rollouts, when: str) -> Evaluations:
+        results = Evaluations()
+        if not self.config.evaluation.num_tasks:
+            return results
+        for mode in _MODES:
+            found = await rollouts.evaluate(mode, until=self.stop.wait)
+            if not found:
                 break
-            results[mode] = summarise(mode, groups)
-            for evaluation in results[mode].values():
+            results[mode] = found
+            for evaluation in found.values():
                 self.run_log.log_metrics("evaluation", {"when": when, **evaluation.to_json()})
-            for line in evaluation_lines(f"{when:<7}", results[mode].values()):
+            for line in evaluation_lines(f"{when:<7}", found.values()):
                 self.say(line)
         return results
-
-    async def _run_unless_stopped(
-        self, tasks: Sequence[Task], setups: dict[str, EpisodeSetup], version: int
-    ) -> tuple[Group, ...] | None:
-        async def run_one_group(admitted: AdmittedGroup) -> Group:
-            return await run_group(admitted, group_size=1, setup=setups[admitted.task.env])
-
-        groups: tuple[Group, ...] | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_after, nursery.cancel_scope, self.stop.wait)
-            concurrency = self.config.evaluation.max_concurrent
-            groups = await run_tasks(tasks, run_one_group, version=version, max_concurrent=concurrency)
-            nursery.cancel_scope.cancel()
-        return groups
 
     def _conclude(self, before: Evaluations, after: Evaluations) -> None:
         for mode in [mode for mode in before if mode in after]:
@@ -336,8 +345,3 @@ class _Training:
 async def _set_after(event: trio.Event, wait: Callable[[], Awaitable[object]]) -> None:
     await wait()
     event.set()
-
-
-async def _cancel_after(scope: trio.CancelScope, wait: Callable[[], Awaitable[object]]) -> None:
-    await wait()
-    scope.cancel()

@@ -64,6 +64,17 @@ def prepare(
     )
 
 
+def reopen(config: TrainConfig, model_folder: Path) -> Prepared:
+    """What a run that has a checkpoint goes on with: its own policy folder, and the sizes that it began with."""
+    assert config.max_context_tokens is not None
+    return Prepared(
+        config=config.with_context(config.max_context_tokens),
+        policy=open_policy(model_folder),
+        demonstrations=(),
+        copy_ids=as_ids(()),
+    )
+
+
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:
     wanted = config.max_context_tokens or longest * 5 // 4
     if wanted > policy.model.max_positions:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.evaluation import Evaluation
 from agentrl_jax.types import Ids, Trajectory
 
 
@@ -52,12 +53,15 @@ def write_atomically(path: Path, text: str) -> None:
 class RunLog:
     """Writes one run directory. Use it as a context manager; it owns its files."""
 
-    def __init__(self, folder: Path) -> None:
-        """Claim `folder`, which must be absent or empty. Raises ConfigError, and creates nothing, otherwise."""
-        check_unused(folder)
+    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+        """Claim `folder`: absent or empty for a new run, an earlier run's to resume. Raises ConfigError otherwise."""
+        if not resume:
+            check_unused(folder)
         self.folder = folder
         try:
-            (folder / "batches").mkdir(parents=True)
+            (folder / "batches").mkdir(parents=True, exist_ok=resume)
+            for name in ("metrics.jsonl", "episodes.jsonl") if resume else ():
+                _cut_torn_line(folder / name)
             self._metrics = (folder / "metrics.jsonl").open("a", encoding="ascii")
             self._episodes = (folder / "episodes.jsonl").open("a", encoding="ascii")
         except OSError as error:
@@ -86,6 +90,19 @@ class RunLog:
         """Append one record of a `kind` ("warm_up", "step", "evaluation") to metrics.jsonl."""
         _append(self._metrics, {"kind": kind, **values})
 
+    def log_resume(self, step: int, version: int) -> None:
+        """Note in both files that steps after `step` were undone and are taken again, from `version`."""
+        self.log_metrics("resume", {"step": step, "version": version})
+        _append(self._episodes, {"kind": "resume", "step": step, "version": version})
+
+    def earlier_evaluations(self, when: str) -> dict[str, dict[str, Evaluation]]:
+        """Evaluations that an earlier process of this run logged, by mode and env; the last of each counts."""
+        found: dict[str, dict[str, Evaluation]] = {}
+        for record in read_records(self.folder / "metrics.jsonl"):
+            if record["kind"] == "evaluation" and record["when"] == when:
+                found.setdefault(record["mode"], {})[record["env"]] = Evaluation.from_json(record)
+        return found
+
     def log_episode(self, step: int, trajectory: Trajectory, decode: Callable[[Ids], str]) -> None:
         """Append a consumed episode to episodes.jsonl, its ids spelt out by `decode`."""
         _append(self._episodes, {"step": step, **describe(trajectory, decode)})
@@ -96,12 +113,37 @@ def _append(file: TextIO, record: Mapping[str, Any]) -> None:
     file.flush()
 
 
+def _cut_torn_line(path: Path) -> None:
+    """Remove a last line that a crash cut short."""
+    if path.is_file():
+        text = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file of a run directory, in order; a torn last line is left out."""
+    lines = path.read_text(encoding="ascii").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def surviving_steps(path: Path) -> list[dict[str, Any]]:
+    """The "step" records of metrics.jsonl that later resumes did not undo, in order."""
+    steps: list[dict[str, Any]] = []
+    for record in read_records(path):
+        if record["kind"] == "resume":
+            steps = [step for step in steps if step["step"] <= record["step"]]
+        elif record["kind"] == "step":
+            steps.append(record)
+    return steps
+
+
 def check_unused(folder: Path) -> None:
     """Raise ConfigError unless `folder` can become a new run directory."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
-            f"--run-dir {folder} is not empty; runs never overwrite each other. Name a new folder, and start from "
-            f"an earlier run's weights with --model {folder / 'model'}"
+            f"--run-dir {folder} is not empty; runs never overwrite each other. Name a new folder; go on with an "
+            f"earlier run by --resume {folder}, or start anew from its weights by --model {folder / 'model'}"
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run-dir {folder} is a file; name a folder")

@@ -1,7 +1,10 @@
 """The command line: checks that come before any device is touched, and the parsing of one frozen config."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import tyro
@@ -20,6 +23,36 @@ def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, progra
         return tyro.cli(config_type, args=arguments, prog=f"python -m {program}")
     except ConfigError as error:
         refuse(error, program=program)
+
+
+def parse_training(arguments: Sequence[str] | None, *, program: str) -> TrainConfig:
+    """Parse a training run's settings; with --resume, the flags are changes to the settings of that run.
+
+    Prints a message and exits with code 2 if they are wrong.
+    """
+    config = parse(TrainConfig, arguments, program=program)
+    if config.resume is None:
+        return config
+    try:
+        saved = _saved_config(config.resume)
+        resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
+        if resumed.run_dir != saved.run_dir:
+            raise ConfigError("--resume names the run directory already: leave --run-dir out")
+        resumed.check_resumes(saved)
+        return replace(resumed, run_dir=config.resume)
+    except ConfigError as error:
+        refuse(error, program=program)
+
+
+def _saved_config(run_dir: Path) -> TrainConfig:
+    path = run_dir / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"--resume {run_dir}: expected the directory of a run, but it has no config.json")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"--resume {run_dir}: its config.json is not JSON: {error}") from error
+    return TrainConfig.from_json(values)
 
 
 def refuse(error: ConfigError, *, program: str) -> NoReturn:

@@ -11,7 +11,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.pipeline import train
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
-from launch.config import make_families, parse, printer, refuse
+from launch.config import make_families, parse_training, printer, refuse
 from launch.devices import open_mesh
 
 PROGRAM = "launch.train"
@@ -19,7 +19,7 @@ PROGRAM = "launch.train"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and return the exit code: 0 done, 2 wrong settings, 130 stopped by a second Ctrl-C."""
-    config = parse(TrainConfig, arguments, program=PROGRAM)
+    config = parse_training(arguments, program=PROGRAM)
     try:
         config, families = _check(config)
         return _run(config, families)
@@ -32,7 +32,8 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     if config.run_dir is None:
         config = replace(config, run_dir=Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
     assert config.run_dir is not None
-    check_unused(config.run_dir)
+    if config.resume is None:
+        check_unused(config.run_dir)
     if config.model is not None and not config.model.is_dir():
         raise ConfigError(f"--model {config.model}: expected a folder with weights and tokenizer, but there is none")
     return config, make_families(config)
@@ -42,16 +43,21 @@ def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
     say = printer()
     mesh = open_mesh(parse_mesh(config.mesh), say)
     assert config.run_dir is not None
-    with RunLog(config.run_dir) as run:
-        run.write_config(config.to_json())
+    if config.save_every > config.max_steps:
+        say(
+            f"note: --save-every {config.save_every} is more than --max-steps: the only checkpoint is the one at the end"
+        )
+    with RunLog(config.run_dir, resume=config.resume is not None) as run:
+        if config.resume is None:
+            run.write_config(config.to_json())
         say(f"run directory: {config.run_dir}")
         try:
             result = train(config, families, mesh, run, say)
         except KeyboardInterrupt:
-            say(f"stopped at once; go on from the last saved weights with --model {run.model_folder}")
+            say(f"stopped at once; go on with --resume {config.run_dir}")
             return 130
     if result.is_stopped:
-        say(f"stopped after {result.num_steps} steps; go on with --model {result.model_folder}")
+        say(f"stopped after {result.num_steps} steps; go on with --resume {config.run_dir}")
     else:
         say(f"weights and tokenizer: {result.model_folder}")
     return 0

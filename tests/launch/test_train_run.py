@@ -132,6 +132,6 @@ def test_interrupt_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path)
     output = "".join(printed)
     assert process.returncode == 0, output
     assert "stopping: finishing the running step" in output
-    assert f"go on with --model {run_dir / 'model'}" in output
+    assert f"go on with --resume {run_dir}" in output
     assert kinds(run_dir).count("step") >= 1
     assert open_policy(run_dir / "model").params

@@ -1,0 +1,94 @@
+"""Episodes of every family on one pool of engines: training groups, and evaluations on held-out tasks."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import trio
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.episode import EngineChooser, EpisodeSetup
+from agentrl_jax.controller.evaluation import run_tasks
+from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.ports import RunOneGroup
+from agentrl_jax.controller.sessions import thread_sessions
+from agentrl_jax.engines.pool import EnginePool
+from agentrl_jax.env import EnvFamily
+from agentrl_jax.evaluation import Evaluation, summarise
+from agentrl_jax.rendering.tokenizer import ChatTokenizer
+from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.types import Group, Task
+
+
+class Rollouts:
+    """Runs groups and evaluations of `families` for one config on one pool."""
+
+    def __init__(
+        self, families: Sequence[EnvFamily], tokenizer: ChatTokenizer, config: TrainConfig, pool: EnginePool
+    ) -> None:
+        self.pool = pool
+        self._families = families
+        self._config = config
+        self._renderers = {family.name: TemplateRenderer(tokenizer, tools=family.tools) for family in families}
+        self._limiter = trio.CapacityLimiter(config.engine.num_slots)
+
+    def training_groups(self) -> RunOneGroup:
+        """Run admitted groups, as many at a time as the engines have slots for.
+
+        More episodes than slots would only take each other's prefixes out of the engines' caches.
+        """
+        size = self._config.rollout.group_size
+        slots = trio.Semaphore(max(1, self._config.engine.num_slots // size))
+        setups = self._setups(self.pool, "train", self._config.temperature)
+
+        async def run_one_group(admitted: AdmittedGroup) -> Group:
+            async with slots:
+                return await run_group(admitted, group_size=size, setup=setups[admitted.task.env])
+
+        return run_one_group
+
+    async def evaluate(self, mode: str, *, until: Callable[[], Awaitable[object]]) -> dict[str, Evaluation]:
+        """Success of the current policy by env, one episode of each held-out task; {} if `until` returns first.
+
+        mode: "sampled" at the training temperature, or "greedy". The tasks and seeds are the same each time.
+        """
+        size = self._config.evaluation.num_tasks
+        tasks = [family.task("eval", index) for family in self._families for index in range(size)]
+        temperature = self._config.temperature if mode == "sampled" else 0.0
+        setups = self._setups(self.pool.choose_current, "evaluation", temperature)
+        return summarise(mode, await self._run_unless(until, tasks, setups))
+
+    async def _run_unless(
+        self, until: Callable[[], Awaitable[object]], tasks: Sequence[Task], setups: dict[str, EpisodeSetup]
+    ) -> tuple[Group, ...]:
+        async def run_one_group(admitted: AdmittedGroup) -> Group:
+            return await run_group(admitted, group_size=1, setup=setups[admitted.task.env])
+
+        async def cancel_after(scope: trio.CancelScope) -> None:
+            await until()
+            scope.cancel()
+
+        groups: tuple[Group, ...] = ()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_after, nursery.cancel_scope)
+            concurrency = self._config.evaluation.max_concurrent
+            groups = await run_tasks(tasks, run_one_group, version=self.pool.version, max_concurrent=concurrency)
+            nursery.cancel_scope.cancel()
+        return groups
+
+    def _setups(self, choose_engine: EngineChooser, purpose: str, temperature: float) -> dict[str, EpisodeSetup]:
+        return {
+            family.name: EpisodeSetup(
+                sessions=thread_sessions(family.make, self._limiter),
+                tools=family.tools,
+                renderer=self._renderers[family.name],
+                choose_engine=choose_engine,
+                config=replace(
+                    self._config.episode,
+                    temperature=temperature,
+                    max_turns=self._config.max_turns or family.max_turns,
+                ),
+                run_seed=derive_seed(self._config.seed, purpose),
+            )
+            for family in self._families
+        }
