@@ -44,9 +44,7 @@ def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
     mesh = open_mesh(parse_mesh(config.mesh), say)
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
-        say(
-            f"note: --save-every {config.save_every} is more than --max-steps: the only checkpoint is the one at the end"
-        )
+        say(f"note: --save-every {config.save_every} is above --max-steps: checkpoints only at start and end")
     with RunLog(config.run_dir, resume=config.resume is not None) as run:
         if config.resume is None:
             run.write_config(config.to_json())
