@@ -18,7 +18,7 @@ class RolloutConfig:
     task_max_staleness: the same by env name, where it differs.
     stragglers: what happens when a step cannot start without a group that still runs: `wait` for it, or `cancel` it.
     min_groups_per_batch, max_groups_per_batch: a batch is every complete group between these (None: no upper bound).
-    max_consecutive_failures: groups without any valid member in a row before the run stops.
+    max_consecutive_failures: groups of one env without any valid member in a row before the run stops.
     max_fruitless_steps: steps in a row that could not teach anything (not finite; or neither a signal nor a
       positive reward in any group) before the run stops.
     """

@@ -13,6 +13,7 @@ from. The learner may step from version v only if everything it leaves behind ca
 Admissions obey the same rule, so that it can always be satisfied by completing, or cancelling, live groups.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -98,7 +99,9 @@ class Ledger:
         self._is_stepping = False
         self._changed = trio.Event()
         self._num_adopted = self._num_consumed = self._num_dropped = self._num_cancelled = 0
-        self._failures_in_a_row = 0
+        # By env: the successes of one must not hide that another one is broken for good.
+        self._failures_in_a_row: Counter[str] = Counter()
+        self._has_given_up = False
         self._ended = _Ended()
 
     @property
@@ -161,7 +164,7 @@ class Ledger:
             self._ended.cancelled.append(group)
             self._cancelled(entry)
         elif fate == "complete":
-            self._failures_in_a_row = 0
+            self._failures_in_a_row[group.task.env] = 0
             entry.state, entry.group = _State.COMPLETE, group
         else:
             self._ended.dropped.append(group)
@@ -182,14 +185,16 @@ class Ledger:
         return entry
 
     def _count_failure(self, group: Group) -> None:
-        self._failures_in_a_row += 1
-        # Once only: further groups may settle before the run has ended.
-        if self._failures_in_a_row == self._config.max_consecutive_failures:
+        env = group.task.env
+        self._failures_in_a_row[env] += 1
+        # Once only: further groups, of this env or of others, may settle before the run has ended.
+        if self._failures_in_a_row[env] >= self._config.max_consecutive_failures and not self._has_given_up:
+            self._has_given_up = True
             ends = sorted({trajectory.end.value for trajectory in group.trajectories})
             errors = [trajectory.error for trajectory in group.trajectories if trajectory.error]
             raise NoProgressError(
-                f"{self._failures_in_a_row} groups in a row had no valid member. The last one, of task "
-                f"{group.task.key}, ended as {', '.join(ends)}: {next(iter(errors), 'no error text')}"
+                f"{self._failures_in_a_row[env]} groups in a row of env {env!r} had no valid member. The last one, of "
+                f"task {group.task.key}, ended as {', '.join(ends)}: {next(iter(errors), 'no error text')}"
             )
 
     async def collect(self) -> CollectedBatch:

@@ -254,6 +254,18 @@ async def test_a_group_without_a_valid_member_is_dropped_at_once(autojump_clock:
     assert [group.group_id for group in dropped] == [0, 1, 3, 4, 5]
 
 
+async def test_failures_are_counted_by_env(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book(max_consecutive_failures=3)
+    for good in (0, 2):
+        await book.admit("good", "broken")
+        book.settle(good + 1, end=EpisodeEnd.ENV_ERROR)
+        book.settle(good)  # a success of another env, which shows nothing about the broken one
+    await book.step()
+    await book.admit("broken")
+    with pytest.raises(NoProgressError, match="3 groups in a row of env 'broken' had no valid member"):
+        book.settle(4, end=EpisodeEnd.ENV_ERROR)
+
+
 def test_versions_never_go_back() -> None:
     with pytest.raises(RuntimeError, match="never go back"):
         Ledger(make_config(), initial_version=3).finish_step(2)
