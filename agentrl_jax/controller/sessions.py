@@ -5,7 +5,8 @@ behind in a thread is the adapter's business, not the caller's.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import trio
@@ -58,11 +59,8 @@ class ThreadSession:
         self._is_closing = False
 
     async def start(self) -> tuple[Message, ...]:
-        """Make and reset the env. Raises EnvError for whatever the env raises, and for no messages."""
-        messages = tuple(await self._in_thread("reset", self._make_and_reset))
-        if not messages:
-            raise EnvError(f"{self._task.key}: reset must return at least one message, got none")
-        return messages
+        """Make and reset the env. Raises EnvError for whatever the env raises, and for anything but messages."""
+        return await self._in_thread("reset", self._make_and_reset)
 
     async def interact(self, action: Action) -> StepResult:
         """Step the env. Raises EnvError for whatever the env raises, and for anything but a StepResult."""
@@ -84,8 +82,12 @@ class ThreadSession:
 
     def _make_and_reset(self) -> tuple[Message, ...]:
         self._env = self._make_env(self._task)
-        # `make` may have taken long; an episode that is over needs no reset.
-        return () if self._is_closing else self._env.reset()
+        if self._is_closing:  # `make` may have taken long; an episode that is over needs no reset
+            return ()
+        messages = self._messages("reset", self._env.reset())
+        if not messages:
+            raise EnvError(f"{self._task.key}: reset must return at least one message, got none")
+        return messages
 
     def _step(self, action: Action) -> StepResult:
         if self._env is None:
@@ -93,7 +95,16 @@ class ThreadSession:
         result: object = self._env.step(action)
         if not isinstance(result, StepResult):
             raise EnvError(f"{self._task.key}: step must return a StepResult, got {result!r}")
-        return result
+        return replace(result, messages=self._messages("step", result.messages))
+
+    def _messages(self, what: str, given: Iterable[object]) -> tuple[Message, ...]:
+        """Read here, in the env's thread: `given` may be a generator, whose code and errors are the env's too."""
+        messages = []
+        for message in given:
+            if not isinstance(message, Message):
+                raise EnvError(f"{self._task.key}: {what} must answer with Messages, got {message!r}")
+            messages.append(message)
+        return tuple(messages)
 
     async def _in_thread(self, what: str, call: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(

@@ -1,6 +1,7 @@
 """Synchronous envs on threads, on the real clock: errors become EnvError, and an env is closed exactly once."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import trio
 
 from agentrl_jax.controller.sessions import Session, ThreadSession, thread_sessions
-from agentrl_jax.env import Action, Env, Message
+from agentrl_jax.env import Action, Env, Message, StepResult
 from agentrl_jax.errors import EnvError
 from agentrl_jax.testing.envs import EnvScript, ScriptedEnv, ScriptedFamily
 from agentrl_jax.types import EpisodeEnd, Task
@@ -87,6 +88,36 @@ async def test_answers_of_the_wrong_type_are_env_errors() -> None:
     with pytest.raises(EnvError, match="at least one message"):
         await session.start()
     with pytest.raises(EnvError, match="StepResult"):
+        await session.interact(Action())
+    await session.close()
+
+
+def answers_late() -> Any:
+    raise ValueError("too late")
+    yield Message(role="user")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda: "hello", "must answer with Messages, got 'h'"),
+        (lambda: [{"role": "user", "content": "a"}], "must answer with Messages, got {'role': 'user'"),
+        (answers_late, "ValueError: too late"),
+    ],
+)
+async def test_an_answer_without_messages_is_the_envs_failure(answer: Callable[[], Any], error: str) -> None:
+    class Wrong(ScriptedEnv):
+        def reset(self) -> tuple[Message, ...]:
+            return answer()  # type: ignore[no-any-return]
+
+        def step(self, action: Action) -> Any:
+            return StepResult(messages=answer())
+
+    session = thread_session(Wrong(task=TASK))
+    with pytest.raises(EnvError, match=re.escape(error)):
+        await session.start()
+    with pytest.raises(EnvError, match=re.escape(error)):
         await session.interact(Action())
     await session.close()
 
