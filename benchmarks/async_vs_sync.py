@@ -49,6 +49,7 @@ from agentrl_jax.controller.ports import StepRecord
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.env import FamilyOptions
+from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.pipeline import train
@@ -83,6 +84,12 @@ class Options:
     """In virtual time on fakes, for real, or both"""
     model: Path | None = None
     """Policy folder for the real mode (default: one made by a short warm-up)"""
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.mode == "virtual":
+            raise ConfigError("--model has no effect with --mode virtual; leave it out")
+        if self.model is not None and not self.model.is_dir():
+            raise ConfigError(f"--model {self.model}: expected a policy folder, but there is none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,10 +302,12 @@ def warm_policy(config: TrainConfig, warm_up: WarmUpConfig, folder: Path) -> Pat
 
 
 def run_once(config: TrainConfig, folder: Path) -> None:
-    """One run of the joined pipeline, recorded in `folder`; its environments are slow."""
+    """One run of the joined pipeline with slow environments, recorded in `folder`. Ctrl-C ends the benchmark."""
     slow = DelayedFamily(family=knowledge_graph(FamilyOptions()))
     with RunLog(folder) as run:
-        train(config, [slow], make_mesh(parse_mesh("1")), run, lambda line: None)
+        result = train(config, [slow], make_mesh(parse_mesh("1")), run, lambda line: None)
+    if result.is_stopped:
+        raise KeyboardInterrupt
 
 
 def measure(config: TrainConfig, max_staleness: int, *, size: Size, folder: Path) -> Measurement:

@@ -107,6 +107,15 @@ def test_json_lines_have_every_field(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert all(line["min"] <= line["value"] <= line["max"] for line in lines)
 
 
+@pytest.mark.parametrize(
+    "flags", [["--mode=virtual", "--model=."], ["--mode=real", "--model=/no/such/folder"], ["--mode=imagined"]]
+)
+def test_wrong_settings_are_refused_before_anything_runs(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(flags)
+    assert exit_.value.code == 2
+
+
 @pytest.mark.slow
 def test_a_real_step(tmp_path: Path) -> None:
     size = Size(group_size=2, groups_per_batch=2, num_places=4, num_steps=1, repeats=1)
