@@ -34,6 +34,8 @@ class LearnerConfig:
     """Gradients of a larger global norm are scaled down to it"""
     temperature: Derived[float] = 1.0
     """Of the policy whose log-probabilities are trained: the sampling temperature"""
+    banned_ids: Derived[tuple[int, ...]] = ()
+    """Ids that the engines never sample, whose share the others have there: left out of the distribution here too"""
     logprob_chunk: int = 512
     """Columns of the rows whose logits exist at a time"""
     compute_dtype: ComputeDType = "auto"

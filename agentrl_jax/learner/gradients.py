@@ -33,6 +33,7 @@ class ForwardConfig(NamedTuple):
     """Those settings of the learner that decide about log-probabilities and gradients."""
 
     temperature: float
+    banned_ids: tuple[int, ...]
     logprob_chunk: int
     compute_dtype: ComputeDType
     remat: bool
@@ -91,6 +92,7 @@ class GradientPrograms:
             *where,
             temperature=self._config.temperature,
             chunk_tokens=self._config.logprob_chunk,
+            banned_ids=self._config.banned_ids,
         )
 
     def _forward_only(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
@@ -121,5 +123,7 @@ def _compile(model: ModelConfig, config: ForwardConfig, loss: LossFn, mesh: Mesh
 
 def gradient_programs(model: ModelConfig, config: LearnerConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
     """Return the programs of these arguments; the same ones for the same, so that nothing compiles twice."""
-    forward = ForwardConfig(config.temperature, config.logprob_chunk, config.compute_dtype, config.remat)
+    forward = ForwardConfig(
+        config.temperature, config.banned_ids, config.logprob_chunk, config.compute_dtype, config.remat
+    )
     return _compile(model, forward, loss, mesh)

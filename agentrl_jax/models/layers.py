@@ -45,3 +45,12 @@ def swiglu(x: Float[Array, "*b D"], gate: Any, up: Any, down: Any) -> Float[Arra
     hidden: Array = jax.nn.silu(x @ gate) * (x @ up)
     out: Array = hidden @ down
     return out
+
+
+def ban(logits: Float[Array, "*b V"], banned_ids: tuple[int, ...]) -> Float[Array, "*b V"]:
+    """Give `banned_ids` probability 0. Log-probabilities are then those of the remaining, renormalised ids."""
+    if not banned_ids:
+        return logits
+    allowed = np.ones(logits.shape[-1], np.bool_)
+    allowed[list(banned_ids)] = False
+    return jnp.where(allowed, logits, -jnp.inf)

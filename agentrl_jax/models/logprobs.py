@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from agentrl_jax.models.layers import ban
 from agentrl_jax.sharding import constrain
 
 _Pair: TypeAlias = tuple[Float[Array, "B C"], Float[Array, "B C"]]
+
+_LOWEST = -1e30  # of log p in p·log p, which is 0 for a banned id and not 0·(-inf)
 
 
 def token_logprobs(
@@ -20,6 +23,7 @@ def token_logprobs(
     *,
     temperature: float,
     chunk_tokens: int,
+    banned_ids: tuple[int, ...] = (),
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Return (log-probability of each token, entropy in nats of the distribution that it was drawn from).
 
@@ -28,7 +32,9 @@ def token_logprobs(
     gradient. Entropy carries no gradient. Both are float32, as are the logits.
 
     chunk_tokens: columns of a row whose logits exist at a time; with more than one chunk they are computed again
-    in the backward pass.
+      in the backward pass.
+    banned_ids: ids that are never sampled: as in the engine, the others' probabilities add up to 1. A token that is
+      one of them has -inf: none that was sampled.
     """
     batch, length, width = hidden.shape
     # The last column predicts nothing; its target is a dummy that is masked below.
@@ -36,7 +42,7 @@ def token_logprobs(
     # One gather of a head split over fsdp, ahead of the chunks, instead of one in each.
     head = constrain(head.astype(hidden.dtype), None, "head_vocab")
     if length <= chunk_tokens:
-        logprobs, entropy = _chunk(hidden, targets, head, temperature)
+        logprobs, entropy = _chunk(hidden, targets, head, temperature, banned_ids)
     else:
         num_chunks = -(-length // chunk_tokens)
         padding = num_chunks * chunk_tokens - length
@@ -45,7 +51,7 @@ def token_logprobs(
 
         @jax.checkpoint
         def body(pair: tuple[Any, Any]) -> _Pair:
-            return _chunk(*pair, head, temperature)
+            return _chunk(*pair, head, temperature, banned_ids)
 
         stacked = jax.lax.map(body, (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(targets, 1, 0)))
         logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in stacked)
@@ -54,16 +60,21 @@ def token_logprobs(
 
 
 def _chunk(
-    hidden: Float[Array, "B C D"], targets: Int[Array, "B C"], head: Float[Array, "D V"], temperature: float
+    hidden: Float[Array, "B C D"],
+    targets: Int[Array, "B C"],
+    head: Float[Array, "D V"],
+    temperature: float,
+    banned_ids: tuple[int, ...],
 ) -> _Pair:
     logits = jnp.einsum("bcd,dv->bcv", hidden, head, preferred_element_type=jnp.float32) / temperature
+    logits = ban(logits, banned_ids)
     logsumexp = jax.nn.logsumexp(logits, axis=-1)
     # Compared, not gathered: a gather's gradient is a scatter, and a vocabulary may be split over devices.
     is_target = jnp.arange(head.shape[1], dtype=targets.dtype) == targets[..., None]
     logprobs = jnp.sum(jnp.where(is_target, logits, 0), axis=-1) - logsumexp
     # Σ p·log p as it stands: logsumexp − Σ p·logit would cancel where the logits are large.
     log_p = jax.lax.stop_gradient(logits - logsumexp[..., None])
-    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    entropy = -jnp.sum(jnp.exp(log_p) * jnp.maximum(log_p, _LOWEST), axis=-1)
     return logprobs, entropy
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_jax.engines.local.sampler import ban, sample
+from agentrl_jax.engines.local.sampler import sample
 from agentrl_jax.engines.local.steps import seed_words
+from agentrl_jax.models.layers import ban
 from agentrl_jax.seeding import derive_seed
 
 LOGITS = np.array([1.0, -0.5, 0.3, 2.0, 0.0], np.float32)

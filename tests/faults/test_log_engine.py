@@ -4,9 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.learner import Learner, LearnerConfig
+from agentrl_jax.packing import PackingConfig, pack_demonstrations
 from agentrl_jax.seeding import derive_seed
+from agentrl_jax.sharding import MeshShape, make_mesh
 from agentrl_jax.types import as_ids
-from tests.engines.tiny_engine import CONFIG, check_logprobs, open_tiny, params, random_weights, reference_logprobs
+from tests.engines.tiny_engine import (
+    CONFIG,
+    MODEL,
+    check_logprobs,
+    open_tiny,
+    params,
+    random_weights,
+    reference_logprobs,
+)
 
 PROMPT = as_ids([3, 1, 4, 1, 5])
 BANNING = replace(CONFIG, num_slots=1, banned_ids=(7,), prefill_shapes=((1, 8),))
@@ -90,3 +102,25 @@ async def test_tok_28_a_banned_id_is_never_sampled_however_likely() -> None:
             assert completion.loss_mask.all()
         assert 7 not in sampled
         assert len(sampled) > 5
+
+
+async def test_log_06_the_learner_leaves_out_the_ids_that_the_engine_never_samples() -> None:
+    async with open_tiny(config=BANNING) as engine:
+        completion = await engine.generate(PROMPT, params(temperature=0.8, max_new_tokens=20), session="s")
+    ids = np.concatenate([PROMPT, completion.ids])
+    mask = np.arange(len(ids)) >= len(PROMPT)
+    batch = pack_demonstrations([(ids, mask)], PackingConfig(row_tokens=(32,), rows_per_micro_batch=1))
+
+    def learner(banned_ids: tuple[int, ...]) -> Learner:
+        config = LearnerConfig(temperature=0.8, banned_ids=banned_ids, logprob_chunk=7)
+        loss = make_loss(LossConfig(name="sft"))
+        return Learner(MODEL, config, loss, make_mesh(MeshShape()), random_weights(0))
+
+    def scores(banned_ids: tuple[int, ...]) -> np.ndarray:
+        return learner(banned_ids).logprobs(batch.micro_batches[0])[0, : len(ids)][mask]
+
+    np.testing.assert_allclose(scores((7,)), completion.logprobs, atol=1e-4)
+    assert (completion.logprobs - scores(())).max() > 0.05  # the share of the banned id
+    metrics = learner((7,)).step(batch)
+    assert metrics.outcome == "applied"
+    np.testing.assert_allclose(metrics.loss, -completion.logprobs.mean(), atol=1e-4)

@@ -9,7 +9,7 @@ from agentrl_jax.models import logprobs as module
 
 B, T, D, V = 2, 12, 5, 7
 
-token_logprobs = jax.jit(module.token_logprobs, static_argnames=("temperature", "chunk_tokens"))
+token_logprobs = jax.jit(module.token_logprobs, static_argnames=("temperature", "chunk_tokens", "banned_ids"))
 
 
 def make_case(seed=0):
@@ -48,6 +48,32 @@ def test_equals_log_softmax_for_every_chunk_size(chunk_tokens, temperature):
     for result, expected in zip(results, reference(*case, temperature), strict=True):
         assert result.dtype == jnp.float32
         np.testing.assert_allclose(result, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_banned_ids_leave_their_share_to_the_others(chunk_tokens):
+    hidden, head, ids, positions, segment_ids = make_case()
+    banned, rest = (2, 6), [0, 1, 3, 4, 5]
+    names = np.full(V, -1)
+    names[rest] = range(len(rest))
+    is_banned = np.isin(ids, banned)
+    expected = reference(hidden, head[:, rest], names[np.where(is_banned, 0, ids)], positions, segment_ids, 0.7)
+    is_scored = ~is_banned & (segment_ids > 0) & (positions > 0)
+    assert is_scored.sum() > 8
+    assert (is_banned & (positions > 0)).any()
+
+    def total(hidden):
+        logprobs, entropy = token_logprobs(
+            hidden, head, ids, positions, segment_ids, temperature=0.7, chunk_tokens=chunk_tokens, banned_ids=banned
+        )
+        return jnp.where(is_scored, logprobs, 0).sum(), (logprobs, entropy)
+
+    (_, (logprobs, entropy)), gradient = jax.value_and_grad(total, has_aux=True)(hidden)
+    np.testing.assert_allclose(logprobs[is_scored], expected[0][is_scored], atol=2e-6)
+    np.testing.assert_allclose(entropy, expected[1], atol=2e-6)
+    assert np.isneginf(logprobs[is_banned & (segment_ids > 0) & (positions > 0)]).all()
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient).max() > 0.1
 
 
 def test_a_token_is_scored_by_the_column_before_it():

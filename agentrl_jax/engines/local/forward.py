@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.engines.local.attention import Attended, attend, attend_slots, attend_whole_cache, merge
 from agentrl_jax.engines.local.cache import Caches, LayerCache, init_caches, write_columns
-from agentrl_jax.engines.local.sampler import ban, sample
+from agentrl_jax.engines.local.sampler import sample
 from agentrl_jax.engines.local.steps import Draws
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.layers import apply_rope, rms_norm, rope_tables, swiglu
+from agentrl_jax.models.layers import apply_rope, ban, rms_norm, rope_tables, swiglu
 
 Params = Any  # the parameter tree of models/params.py
 

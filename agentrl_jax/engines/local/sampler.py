@@ -2,17 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
-
-
-def ban(logits: Float[Array, "R V"], banned_ids: tuple[int, ...]) -> Float[Array, "R V"]:
-    """Give `banned_ids` probability 0. Log-probabilities are then those of the remaining, renormalised ids."""
-    if not banned_ids:
-        return logits
-    allowed = np.ones(logits.shape[-1], np.bool_)
-    allowed[list(banned_ids)] = False
-    return jnp.where(allowed, logits, -jnp.inf)
 
 
 def sample(
