@@ -17,6 +17,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -45,10 +46,13 @@ class Journal:
         self._fsync = fsync
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lines = AppendFile(folder / HISTORY_NAME, fsync)
-            self.history, self.num_cut_bytes = read_history(folder)
-            self._lines.truncate(self._lines.size - self.num_cut_bytes)
-            flush_folder(folder, fsync)
+            with ExitStack() as unopened:
+                self._lines = AppendFile(folder / HISTORY_NAME, fsync)
+                unopened.callback(self._lines.close)
+                self.history, self.num_cut_bytes = read_history(folder)
+                self._lines.truncate(self._lines.size - self.num_cut_bytes)
+                flush_folder(folder, fsync)
+                unopened.pop_all()
         except BlockingIOError as error:
             raise ConfigError(
                 f"another process writes to {folder}; a run directory belongs to one run at a time"
@@ -195,9 +199,10 @@ def read_history(folder: Path) -> tuple[History, int]:
     data = path.read_bytes()
     try:
         lines = decode_lines(data)
+        history = fold(lines.records)
     except RecordError as error:
         raise ConfigError(f"{path} cannot be used: {error}. Restore it from a backup") from error
-    return fold(lines.records), len(data) - lines.num_bytes
+    return history, len(data) - lines.num_bytes
 
 
 def position_from_json(values: Sequence[int]) -> Position:

@@ -19,7 +19,10 @@ from typing import Literal, NamedTuple
 
 from agentrl_jax.controller.journal_codec import task_from_json
 from agentrl_jax.controller.journal_lines import Record
+from agentrl_jax.errors import RecordError
 from agentrl_jax.types import Task
+
+KINDS = frozenset({"begun", "admitted", "completed", "ended", "published", "consumed", "checkpoint"})
 
 
 class Location(NamedTuple):
@@ -87,7 +90,11 @@ class History:
     problems: list[str] = field(default_factory=list)
 
     def apply(self, record: Record) -> None:
-        """Fold one line in."""
+        """Fold one line in. Raises RecordError for a kind that does not exist."""
+        if record["kind"] not in KINDS:
+            raise RecordError(
+                f"there are no lines of kind {record['kind']!r}; another version of this package wrote it"
+            )
         getattr(self, f"_{record['kind']}")(record)
 
     def distance(self, version: int, other: int | None) -> int | None:

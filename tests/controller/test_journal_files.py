@@ -193,6 +193,19 @@ def test_damage_before_a_flushed_line_is_no_torn_end(tmp_path: Path) -> None:
         Journal(tmp_path)
 
 
+def test_lines_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / HISTORY_NAME).write_bytes(encode_line({"kind": "problem", "text": "no handler of a line"}))
+    with pytest.raises(ConfigError, match="no lines of kind 'problem'; another version"):
+        read_history(tmp_path)
+
+
+def test_a_journal_that_cannot_be_opened_lets_go_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / HISTORY_NAME).write_bytes(encode_line({"kind": "future"}))
+    for _ in range(2):  # the second one must not be told that another process has it
+        with pytest.raises(ConfigError, match="'future'"):
+            Journal(tmp_path)
+
+
 def test_a_journal_goes_on_after_a_torn_end(tmp_path: Path) -> None:
     with begun(tmp_path) as journal:
         complete(journal, 0, 1)
