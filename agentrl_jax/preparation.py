@@ -36,7 +36,8 @@ def prepare(
 ) -> Prepared:
     """Play demonstrations; open the policy, or create it and save its tokenizer to `model_folder`.
 
-    Raises ConfigError if the policy cannot be opened, or if max_context_tokens is too small to learn from.
+    Raises ConfigError if the policy cannot be opened, or if max_context_tokens is more than the model has positions
+    or too small for any demonstration of a warm-up.
     """
     count = config.warm_up.demonstrations if config.has_warm_up else _NUM_FOR_SIZES
     conversations = play_demonstrations(families, count, noise=config.warm_up.noise, seed=config.seed)
@@ -55,6 +56,11 @@ def prepare(
     longest = max(len(ids) for ids, _ in rendered)
     sized = _with_sizes(config, policy, longest)
     kept = tuple(r for r in rendered if len(r[0]) <= sized.packing.row_tokens[-1])
+    if config.has_warm_up and not kept:
+        raise ConfigError(
+            f"none of the {count} demonstrations fits {sized.max_context_tokens} tokens, the shortest has "
+            f"{min(len(ids) for ids, _ in rendered)}: set a larger --max-context-tokens"
+        )
     _describe(families, policy, longest, len(rendered) - len(kept), sized, say)
     return Prepared(
         config=sized,
@@ -76,13 +82,13 @@ def reopen(config: TrainConfig, model_folder: Path) -> Prepared:
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:
-    wanted = config.max_context_tokens or longest * 5 // 4
-    if wanted > policy.model.max_positions:
+    sized = config.with_context(config.max_context_tokens or longest * 5 // 4)
+    if sized.packing.row_tokens[-1] > policy.model.max_positions:
         raise ConfigError(
-            f"episodes of up to {wanted} tokens do not fit the model's {policy.model.max_positions} positions; "
-            "set --max-context-tokens"
+            f"episodes of up to {sized.max_context_tokens} tokens do not fit the model's "
+            f"{policy.model.max_positions} positions; set --max-context-tokens"
         )
-    return config.with_context(wanted)
+    return sized
 
 
 def _content_ids(policy: Policy) -> Ids:

@@ -40,7 +40,8 @@ class Engine(Protocol):
         """Sample one turn after `prompt_ids` (the whole segment so far).
 
         `session` names the episode: an engine may keep its prefix between turns. Same ids, params, version and
-        seed give the same completion whatever else is running. Cancelling the caller aborts the request.
+        seed give the same completion whatever else is running, but for rounding: log-probabilities may differ in
+        their last digits, and a draw with them where two ids are that close. Cancelling the caller aborts the request.
         Raises EngineError.
         """
         ...
