@@ -51,9 +51,9 @@ test-services: $(STAMP) $(SERVICES)
 soak: $(STAMP)
 	$(PYTEST) -m soak -s
 
-# A small agent learns to use tools, from nothing, on a laptop.
+# A small agent learns to use tools in two environments, from nothing, on a laptop. Arguments: make quickstart ARGS=…
 quickstart: $(STAMP)
-	$(BIN)/python -m launch.train
+	$(BIN)/python -m launch.train --recipe=quickstart $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-services .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -33,6 +33,8 @@ class TrainConfig:
     experts first.
     """
 
+    recipe: str = "kg"
+    """Where the defaults come from: kg (one environment), quickstart (two environments)"""
     tasks: str = "kg"
     """Environments to train on, separated by commas"""
     data: Path | None = None
@@ -171,7 +173,7 @@ class TrainConfig:
             raise ConfigError(f"a saved config does not fit this version: {error}") from error
 
 
-_FIXED = ("tasks", "level", "seed", "model", "with_warm_up", "warm_up", "network", "max_context_tokens")
+_FIXED = ("recipe", "tasks", "level", "seed", "model", "with_warm_up", "warm_up", "network", "max_context_tokens")
 """What a run is made of: a resumed run cannot change it."""
 
 

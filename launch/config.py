@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -25,15 +25,24 @@ def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, progra
         refuse(error, program=program)
 
 
+RECIPES: Mapping[str, TrainConfig] = {
+    "kg": TrainConfig(),
+    "quickstart": TrainConfig(recipe="quickstart", tasks="kg,alfworld", max_steps=110),
+}
+"""Whole configs by name. Flags are changes to one of them."""
+
+
 def parse_training(arguments: Sequence[str] | None, *, program: str) -> TrainConfig:
-    """Parse a training run's settings; with --resume, the flags are changes to the settings of that run.
+    """Parse a training run's settings. Flags are changes to a recipe or, with --resume, to that run's settings.
 
     Prints a message and exits with code 2 if they are wrong.
     """
     config = parse(TrainConfig, arguments, program=program)
-    if config.resume is None:
-        return config
     try:
+        if config.recipe not in RECIPES:
+            raise ConfigError(f"unknown recipe {config.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
+        if config.resume is None:
+            return tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=RECIPES[config.recipe])
         saved = _saved_config(config.resume)
         resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
         if resumed.run_dir != saved.run_dir:

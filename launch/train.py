@@ -9,6 +9,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.pipeline import train
+from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.config import make_families, parse_training, printer, refuse
@@ -57,6 +58,9 @@ def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
     if result.is_stopped:
         say(f"stopped after {result.num_steps} steps; go on with --resume {config.run_dir}")
     else:
+        curves = draw_curves(config.run_dir)
+        if curves is not None:
+            say(f"curves: {curves}")
         say(f"weights and tokenizer: {result.model_folder}")
     return 0
 

@@ -23,6 +23,8 @@ REFUSALS = {
     "--tasks=": "at least one environment",
     "--temperature=0": "--temperature must be > 0",
     "--temperature=nan": "--temperature must be > 0",
+    "--recipe=nope": "unknown recipe 'nope': known ones are kg, quickstart",
+    "--save-every=0": "--save-every must be >= 1",
     "--seed=-1": "--seed must be >= 0",
     "--level=0": "level",
     "--rows-per-device=0": "--rows-per-device must be >= 1",
