@@ -252,7 +252,9 @@ class Segment:
     def behavior_logprobs(self) -> Floats:
         """The sampling engine's log-probabilities; 0 where loss_mask is False."""
         context = [np.zeros(len(turn.context_ids), np.float32) for turn in self.turns]
-        return _interleave(context, [turn.completion.logprobs for turn in self.turns])
+        return np.where(
+            self.loss_mask, _interleave(context, [t.completion.logprobs for t in self.turns]), np.float32(0)
+        )
 
     @cached_property
     def versions(self) -> Ids:

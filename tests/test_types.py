@@ -42,6 +42,13 @@ def test_a_completion_by_hand() -> None:
     assert (completion.ids.dtype, completion.logprobs.dtype) == (np.int32, np.float32)
 
 
+def test_a_masked_token_has_no_behavior_logprob_whatever_its_client_left_there() -> None:
+    completion = make_completion(loss_mask=[True, False, True])
+    segment = make_segment(Turn(context_ids=as_ids([1]), completion=completion))
+    assert segment.behavior_logprobs.tolist() == [0.0, -1.0, 0.0, -3.0]
+    assert segment.behavior_logprobs.dtype == np.float32
+
+
 def test_a_completion_owns_arrays_that_nobody_can_change() -> None:
     ids = np.array([5, 6, 7], np.int32)
     completion = make_completion(ids=ids)
