@@ -7,6 +7,7 @@ not copy arguments from its context; a short spell of pure copying (random ids, 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class WarmUpConfig:
     """Copying ends once its loss (nats per token) is below this"""
     steps: int = 450
     """Steps over the demonstrations"""
+    max_minutes: float = 5.0
+    """The demonstrations end after this time at the latest"""
     batch_size: int = 32
     """Demonstrations, or copied sequences, in one step"""
     learning_rate: float = 3e-3
@@ -49,6 +52,8 @@ class WarmUpConfig:
                 raise ConfigError(f"warm-up {name} must be >= {least}, got {getattr(self, name)}")
         if not 0.0 <= self.noise < 1.0:
             raise ConfigError(f"warm-up noise must be in [0, 1), got {self.noise}")
+        if not self.max_minutes > 0.0:
+            raise ConfigError(f"warm-up max_minutes must be > 0, got {self.max_minutes}")
         if not self.learning_rate > 0.0:
             raise ConfigError(f"warm-up learning_rate must be > 0, got {self.learning_rate}")
 
@@ -148,4 +153,12 @@ def warm_up(
             should_stop=should_stop,
         )
     mixed = demonstration_batches(demonstrations, batch_size=size, packing=packing, seed=seed)
-    train_on(learner, mixed, phase="sft", max_steps=config.steps, report=report, should_stop=should_stop)
+    deadline = monotonic() + 60 * config.max_minutes
+    train_on(
+        learner,
+        mixed,
+        phase="sft",
+        max_steps=config.steps,
+        report=report,
+        should_stop=lambda: should_stop() or monotonic() > deadline,
+    )

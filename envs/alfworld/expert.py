@@ -20,7 +20,8 @@ def demonstrate(
     """Play `env`, an env of `game`, from reset to its end or `max_turns`; the messages have the form an episode has.
 
     A turn is random with probability `noise`: a uniformly drawn admissible command, unless the expert needs all the
-    turns that are left. Then the expert goes on from there. knows_all: the expert need not search. The caller closes
+    turns that are left, or the command leads to where there is no way on (some things can be taken, but put nowhere).
+    Then the expert goes on from there. knows_all: the expert need not search. The caller closes
     `env`. Raises ConfigError for `noise` out of [0, 1], and EnvError if the goal cannot be reached.
     """
     if not 0.0 <= noise <= 1.0:
@@ -30,7 +31,9 @@ def demonstrate(
     played: list[str] = []
     for turns_left in range(max_turns, 0, -1):
         is_random = rng.random() < noise and num_turns_needed(world, planner) < turns_left
-        command = _random_command(rng, world, played) if is_random else _expert_command(world, planner)
+        command = _expert_command(world, planner)
+        if is_random and _can_go_on(world, planner, drawn := _random_command(rng, world, played)):
+            command = drawn
         call = action_call(command)
         result = env.step(Action(calls=(call,)))
         messages += (Message(role="assistant", tool_calls=(call,)), *result.messages)
@@ -51,6 +54,13 @@ def num_turns_needed(world: World, planner: Planner) -> int:
         world.step(_expert_command(world, planner))
         planner.observe(world)
     raise EnvError(f"the expert's plan to fulfil {world.game.task!r} has no end")
+
+
+def _can_go_on(world: World, planner: Planner, command: str) -> bool:
+    world, planner = world.copy(), planner.copy()
+    world.step(command)
+    planner.observe(world)
+    return world.is_won or planner.next_command(world) is not None
 
 
 def _expert_command(world: World, planner: Planner) -> str:

@@ -1,11 +1,13 @@
 """Demonstrations: episodes as the env has them, won without noise, mostly won with some, over any start."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from agentrl_jax.env import Action, FamilyOptions
 from agentrl_jax.errors import ConfigError, EnvError
+from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import EpisodeEnd
 from envs.alfworld import family
 from envs.alfworld.env import AlfworldEnv
@@ -104,3 +106,11 @@ def test_a_goal_that_nothing_fulfils_is_an_env_error(knows_all):
     game = parse_problem(problem, task="put a mug in bed", help_text="h")
     with pytest.raises(EnvError, match="no way to fulfil 'put a mug in bed'"):
         demonstrate(AlfworldEnv(game), game, Random(0), noise=0.0, max_turns=8, knows_all=knows_all)
+
+
+@pytest.mark.data
+def test_noise_never_leads_the_expert_into_a_dead_end(data_folder: Path) -> None:
+    # A teddy bear can be taken from where it lies, but there may be no receptacle to put it down in again.
+    published = family(FamilyOptions(data=data_folder))
+    rng = Random(derive_seed(0, "demonstration", "alfworld", 63))
+    assert published.demonstrate(published.task("train", 63), rng, noise=0.2)[-1].role in ("tool", "user")
