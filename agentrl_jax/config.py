@@ -60,7 +60,7 @@ class TrainConfig:
     max_turns: int | None = None
     """Turns of an episode at the most (default: the environment's own limit)"""
     max_context_tokens: int | None = None
-    """Longest episode, in tokens (default: a quarter more than the longest demonstration)"""
+    """Longest episode, in tokens (default: a quarter more than the longest demonstration, at most 1024)"""
     rows_per_device: int = 4
     """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes"""
     resume: Path | None = None

@@ -17,6 +17,9 @@ from agentrl_jax.seeding import derive_seed
 from agentrl_jax.sft import Demonstration
 from agentrl_jax.types import Ids, as_ids
 
+_MAX_CONTEXT = 1024
+"""Longest episode that a run takes on unasked: the embedded engine's decode reads its whole cache at every step."""
+
 _NUM_FOR_SIZES = 256
 """Demonstrations that a run without warm-up plays, to know how long episodes are."""
 
@@ -82,7 +85,7 @@ def reopen(config: TrainConfig, model_folder: Path) -> Prepared:
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:
-    sized = config.with_context(config.max_context_tokens or longest * 5 // 4)
+    sized = config.with_context(config.max_context_tokens or min(longest * 5 // 4, _MAX_CONTEXT))
     if sized.packing.row_tokens[-1] > policy.model.max_positions:
         raise ConfigError(
             f"episodes of up to {sized.max_context_tokens} tokens do not fit the model's "
