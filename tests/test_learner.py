@@ -275,6 +275,29 @@ def test_state_can_be_restored():
     assert same_bits(first.state, second.state)
 
 
+def aligned(leaf):
+    """A host copy at an address that a CPU device can use as it is."""
+    raw = np.empty(leaf.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    copy = raw[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy
+
+
+@pytest.mark.parametrize("place", [aligned, lambda leaf: leaf], ids=["host", "device"])
+def test_a_restored_state_and_the_callers_are_two(place):
+    source, learner = make_learner(), make_learner()
+    given = jax.tree.map(place, source.state)
+    learner.restore(given)
+    if place is aligned:
+        for leaf in jax.tree.leaves(given):
+            leaf[...] = 7
+        assert same_bits(learner.state, source.state)
+    learner.step(pack(rows=8))  # takes the buffers of its state
+    assert same_bits(source.params, PARAMS)
+    assert not same_bits(learner.params, PARAMS)
+
+
 def test_learning_rate_by_hand():
     config = LearnerConfig(learning_rate=0.2, warmup_steps=3, decay_steps=7)
     rates = [float(learning_rate_at(config, step)) for step in range(9)]

@@ -107,8 +107,11 @@ class Learner:
 
     def restore(self, state: TrainState) -> None:
         """Go on from `state`, which is copied to the mesh."""
+        # Copied on the host too: a CPU device may use an aligned array as it is, even with may_alias=False.
         self._state = jax.tree.map(
-            lambda leaf, sharding: jax.device_put(leaf, sharding, may_alias=False),
+            lambda leaf, sharding: jax.device_put(
+                leaf.copy() if isinstance(leaf, np.ndarray) else leaf, sharding, may_alias=False
+            ),
             state,
             self._updates.state_shardings,
         )
