@@ -2,11 +2,8 @@
 
 import lzma
 import os
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Georgia stands twice (a country and a state), as 499 entities of the real slice do.
 TINY_ENTITIES = ["/m/0a\tAnna", "/m/0b\tBerlin", "/m/0g1\tGeorgia", "/m/0g2\tGeorgia", "/m/0c\tCarl", "/m/0d\tDora"]
@@ -41,8 +38,7 @@ def write_data():
 
 
 @pytest.fixture(scope="session")
-def real_data():
-    data = (ROOT / os.environ.get("AGENTRL_TEST_DATA", "../shared/data")).resolve()
-    if not (data / "fb15k237").is_dir():
-        pytest.skip(f"no real task data in {data} (set AGENTRL_TEST_DATA)")
-    return data
+def real_data(data_folder):
+    if not (data_folder / "fb15k237").is_dir() and not os.environ.get("CI"):  # there its absence is a failure
+        pytest.skip(f"no real task data in {data_folder} (set AGENTRL_TEST_DATA)")
+    return data_folder
