@@ -119,7 +119,7 @@ class TrainConfig:
             self,
             max_context_tokens=size,
             episode=replace(self.episode, max_context_tokens=size, temperature=self.temperature),
-            learner=replace(self.learner, temperature=self.temperature),
+            learner=replace(self.learner, temperature=self.temperature, banned_ids=self.engine.banned_ids),
             engine=replace(self.engine, cache_tokens=size),
         )
 

@@ -150,7 +150,8 @@ class _Training:
         """Leave the learner of reinforcement learning, after a supervised warm-up if one is asked for."""
         params = self.policy.params
         if self.config.has_warm_up:
-            settings = warm_up_learner_config(self.config.warm_up, self.config.learner)
+            num_copy_steps = self.config.warm_up.copy_steps if len(self.prepared.copy_ids) else 0
+            settings = warm_up_learner_config(self.config.warm_up, self.config.learner, num_copy_steps=num_copy_steps)
             loss = make_loss(LossConfig(name="sft"))
             self.learner = Learner(self.policy.model, settings, loss, self.mesh, params)
             await trio.to_thread.run_sync(self._run_warm_up)

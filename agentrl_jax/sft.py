@@ -113,17 +113,18 @@ def train_on(
     return loss
 
 
-def warm_up_learner_config(config: WarmUpConfig, base: LearnerConfig) -> LearnerConfig:
+def warm_up_learner_config(config: WarmUpConfig, base: LearnerConfig, *, num_copy_steps: int) -> LearnerConfig:
     """The learner's settings for the warm-up: its own learning rate, and the model's own distribution.
 
     Demonstrations are imitated at temperature 1: the sampling temperature sharpens what was learnt. The rate falls to
     0 (cosine) over both phases: at a constant rate of 3e-3 success swings by tens of points from step to step, and
-    where the warm-up ends would be luck. Copying that ends early, or is skipped, leaves the end of the curve untaken:
-    without any, the defaults end at a fifth of the peak.
+    where the warm-up ends would be luck.
+
+    num_copy_steps: the most that copying may take, 0 if it is skipped. Copying that ends early leaves the end of the
+    curve untaken: a few per cent of the peak.
     """
-    return replace(
-        base, learning_rate=config.learning_rate, temperature=1.0, decay_steps=config.copy_steps + config.steps
-    )
+    decay_steps = num_copy_steps + config.steps
+    return replace(base, learning_rate=config.learning_rate, temperature=1.0, warmup_steps=0, decay_steps=decay_steps)
 
 
 def warm_up(

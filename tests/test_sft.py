@@ -100,7 +100,9 @@ def test_the_warm_up_copies_only_what_there_is_to_copy(content: list[int], phase
 
 def test_the_rate_falls_from_the_peak_to_nothing_over_both_phases() -> None:
     config = warm_up_learner_config(
-        WarmUpConfig(copy_steps=3, steps=7, learning_rate=2e-3), LearnerConfig(temperature=0.8, weight_decay=0.1)
+        WarmUpConfig(copy_steps=3, steps=7, learning_rate=2e-3),
+        LearnerConfig(temperature=0.8, weight_decay=0.1, warmup_steps=50),
+        num_copy_steps=3,
     )
     assert (config.temperature, config.weight_decay) == (1.0, 0.1)
     rates = [float(learning_rate_at(config, np.int32(step))) for step in (0, 5, 10)]
