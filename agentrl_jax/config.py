@@ -70,7 +70,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
     record_batches: bool = True
-    """Keep the packed batch of every step in RUN_DIR/batches, for launch.replay"""
+    """Keep the packed batch of every step in RUN_DIR/batches"""
 
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=8, min_groups_per_batch=16))
     episode: EpisodeConfig = field(
@@ -105,6 +105,9 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
         parse_mesh(self.mesh)
+        strangers = sorted(set(self.rollout.task_max_staleness) - set(self.env_names))
+        if strangers:
+            raise ConfigError(f"--rollout.task-max-staleness names {', '.join(strangers)}, but --tasks is {self.tasks}")
         if self.seed < 0:
             raise ConfigError(f"--seed must be >= 0, got {self.seed}")
         if not self.env_names:
@@ -150,6 +153,8 @@ class TrainConfig:
     def check_resumes(self, saved: "TrainConfig") -> None:
         """Raise ConfigError if a run that began as `saved` cannot go on as this."""
         changed = [name for name in _FIXED if getattr(self, name) != getattr(saved, name)]
+        if (self.data is None) != (saved.data is None):  # the folder may have moved
+            changed.append("data")
         if changed:
             was = ", ".join(f"{name} = {getattr(saved, name)}" for name in changed)
             raise ConfigError(

@@ -137,17 +137,21 @@ class _Training:
     async def run(self) -> TrainResult:
         if self.survival.has_checkpoint:
             self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, self.policy.params)
-            self.lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
-        else:
-            await self._warm_up()
+            lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
+            self.lagging = lagging if self.config.pool.has_lagging else None
+        elif not await self._warm_up():
+            return self._stopped_in_warm_up()
         try:
             return await self._reinforce()
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._save)
 
-    async def _warm_up(self) -> None:
-        """Leave the learner of reinforcement learning, after a supervised warm-up if one is asked for."""
+    async def _warm_up(self) -> bool:
+        """Leave the learner of reinforcement learning, after a supervised warm-up if one is asked for.
+
+        False if a request to stop cut the warm-up short: what it left is no policy to begin with.
+        """
         params = self.policy.params
         if self.config.has_warm_up:
             num_copy_steps = self.config.warm_up.copy_steps if len(self.prepared.copy_ids) else 0
@@ -158,6 +162,13 @@ class _Training:
             params = self.learner.params
         self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, params)
         await trio.to_thread.run_sync(self._save_model)
+        return not (self.config.has_warm_up and self.stop.is_set())
+
+    def _stopped_in_warm_up(self) -> TrainResult:
+        self.say("stopped in the warm-up: --resume begins it anew")
+        return TrainResult(
+            model_folder=self.run_log.model_folder, before={}, after={}, num_steps=0, version=0, is_stopped=True
+        )
 
     def _run_warm_up(self) -> None:
         begun = time.monotonic()

@@ -111,10 +111,20 @@ def create_policy(
     return Policy(model=model, params=init_params(model, seed), tokenizer=tokenizer, tokenizer_folder=folder)
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raise ConfigError unless `folder` holds what a policy is loaded from; nothing is loaded yet."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    if not any(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise ConfigError(
+            f"--model {folder}: expected config.json, weights and tokenizer; missing: {', '.join(missing)}"
+        )
+
+
 def open_policy(folder: Path) -> Policy:
     """Load a policy folder. Raises ConfigError naming what is missing or does not fit."""
-    if not folder.is_dir():
-        raise ConfigError(f"--model {folder}: expected a folder with config.json, weights and tokenizer; none is there")
+    check_model_folder(folder)
     tokenizer = load_tokenizer(folder)
     model, params = load_pretrained(folder)
     if tokenizer.vocab_size > model.vocab_size:

@@ -22,6 +22,8 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation
 from agentrl_jax.types import Ids, Trajectory
 
+_BLOCK_BYTES = 1 << 16
+
 
 def to_json(value: Any) -> str:
     """One line of strict JSON for `value`; not-a-number and infinities become null."""
@@ -115,10 +117,19 @@ def _append(file: TextIO, record: Mapping[str, Any]) -> None:
 
 def _cut_torn_line(path: Path) -> None:
     """Remove a last line that a crash cut short."""
-    if path.is_file():
-        text = path.read_bytes()
-        with path.open("r+b") as file:
-            file.truncate(text.rfind(b"\n") + 1)
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(start + newline + 1)
+                return
+            end = start
+        file.truncate(0)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -37,20 +37,43 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> TrainCon
 
     Prints a message and exits with code 2 if they are wrong.
     """
-    config = parse(TrainConfig, arguments, program=program)
+    start, _ = tyro.cli(_Start, args=arguments, return_unknown_args=True, add_help=False)
     try:
-        if config.recipe not in RECIPES:
-            raise ConfigError(f"unknown recipe {config.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
-        if config.resume is None:
-            return tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=RECIPES[config.recipe])
-        saved = _saved_config(config.resume)
-        resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
-        if resumed.run_dir != saved.run_dir:
-            raise ConfigError("--resume names the run directory already: leave --run-dir out")
-        resumed.check_resumes(saved)
-        return replace(resumed, run_dir=config.resume)
+        if start.resume is not None:
+            return _parse_resumed(arguments, start.resume, program=program)
+        if start.recipe not in RECIPES:
+            raise ConfigError(f"unknown recipe {start.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
+        recipe = RECIPES[start.recipe]
+        config = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=recipe)
+        _check_effects(config, recipe)
+        return config
     except ConfigError as error:
         refuse(error, program=program)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the defaults of all other flags depend on."""
+
+    recipe: str = "kg"
+    resume: Path | None = None
+
+
+def _parse_resumed(arguments: Sequence[str] | None, run_dir: Path, *, program: str) -> TrainConfig:
+    saved = _saved_config(run_dir)
+    resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
+    if resumed.run_dir != saved.run_dir:
+        raise ConfigError("--resume names the run directory already: leave --run-dir out")
+    resumed.check_resumes(saved)
+    return replace(resumed, run_dir=run_dir)
+
+
+def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
+    """Raise ConfigError for flags that would do nothing."""
+    if config.model is not None and config.network != recipe.network:
+        raise ConfigError("--network.* has no effect with --model, which brings its own network: leave it out")
+    if not config.has_warm_up and config.warm_up != recipe.warm_up:
+        raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
 
 
 def _saved_config(run_dir: Path) -> TrainConfig:

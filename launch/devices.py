@@ -9,6 +9,9 @@ from jax.sharding import Mesh
 
 from agentrl_jax.sharding import MeshShape, make_mesh
 
+MAX_HOST_DEVICES = 64
+"""A CPU rehearses meshes of up to so many devices; each costs threads and memory."""
+
 
 def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
     """Return the mesh, and say what it consists of. Call it before JAX is used for anything else.
@@ -17,7 +20,7 @@ def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
     are. Raises ConfigError if there are too few.
     """
     with suppress(RuntimeError):  # JAX is in use already: it keeps its devices, and make_mesh says if they are too few
-        jax.config.update("jax_num_cpu_devices", shape.num_devices)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_num_cpu_devices", min(shape.num_devices, MAX_HOST_DEVICES))  # type: ignore[no-untyped-call]
     mesh = make_mesh(shape)
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
     platform = jax.default_backend()

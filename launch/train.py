@@ -9,6 +9,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.pipeline import train
+from agentrl_jax.policy import check_model_folder
 from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
@@ -35,9 +36,16 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     assert config.run_dir is not None
     if config.resume is None:
         check_unused(config.run_dir)
-    if config.model is not None and not config.model.is_dir():
-        raise ConfigError(f"--model {config.model}: expected a folder with weights and tokenizer, but there is none")
-    return config, make_families(config)
+    if config.model is not None:
+        check_model_folder(config.model)
+    families = make_families(config)
+    for family in families:
+        if config.evaluation.num_tasks > family.num_tasks("eval"):
+            raise ConfigError(
+                f"--evaluation.num-tasks {config.evaluation.num_tasks}: {family.name} has only "
+                f"{family.num_tasks('eval')} held-out tasks"
+            )
+    return config, families
 
 
 def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:

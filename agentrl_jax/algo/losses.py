@@ -17,6 +17,7 @@ from agentrl_jax.algo.aggregate import masked_sum, neutralise
 from agentrl_jax.algo.corrections import log_ratio
 from agentrl_jax.algo.kl import k3
 from agentrl_jax.batch import LossOutput, TokenBatch, Weighted
+from agentrl_jax.cli import Derived
 from agentrl_jax.errors import ConfigError
 
 LossFn = Callable[[Float[Array, "B T"], TokenBatch], LossOutput]
@@ -31,7 +32,7 @@ class LossConfig:
     dual_clip: bound of the loss for a negative advantage, in units of |A|; None for no bound.
     """
 
-    name: Literal["grpo", "sft"] = "grpo"
+    name: Derived[Literal["grpo", "sft"]] = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = 3.0

@@ -11,7 +11,7 @@ from agentrl_jax.types import EpisodeEnd
 
 def step_record(record: StepRecord) -> dict[str, Any]:
     """One learner step as JSON: everything the line says and more, per env with counts."""
-    by_env = task_metrics(record.groups)
+    by_env = task_metrics((*record.groups, *record.dropped))
     return {
         "step": record.step + 1,
         "version": record.version,
@@ -94,6 +94,8 @@ def success(evaluation: Evaluation) -> str:
     """`73.4 % [65.2, 80.3] (94/128)`: the rate, its 95 % interval, the counts behind it."""
     low, high = evaluation.interval
     m = evaluation.metrics
+    if not m.num_valid:
+        return f"unknown: none of {m.num_episodes} episodes is valid"
     broken = f", {m.num_episodes - m.num_valid} broken" if m.num_valid < m.num_episodes else ""
     return (
         f"{_percent(evaluation.success)} [{100 * low:.1f}, {100 * high:.1f}] ({m.num_successes}/{m.num_valid}{broken})"
@@ -104,7 +106,7 @@ def gain_lines(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]
     """One line per env: the difference in points with its 95 % interval."""
     lines = []
     for env in before:
-        if env in after:
+        if env in after and before[env].metrics.num_valid and after[env].metrics.num_valid:
             gain, (low, high) = after[env].gain_over(before[env])
             lines.append(
                 f"gain    {env:<12} {after[env].mode:<8} {100 * gain:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"

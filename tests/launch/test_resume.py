@@ -67,7 +67,9 @@ def test_a_run_killed_twice_is_whole_in_the_end(tmp_path: Path, capsys: pytest.C
 def test_a_finished_run_resumes_to_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     assert main(tiny(run_dir, "--max-steps=2", *FLAGS[1:])) == 0
-    assert main([f"--resume={run_dir}", f"--max-steps={NUM_STEPS}"]) == 0
+    # Flags change that run's settings, not the defaults (a lower bound of 16 groups would refuse an upper one of 8).
+    changes = ("--rollout.max-groups-per-batch=8", "--pool.lagging-prob=0", "--pool.lagging-period=8")
+    assert main([f"--resume={run_dir}", f"--max-steps={NUM_STEPS}", *changes]) == 0
     assert "resumed at step 2 as version" in capsys.readouterr().out
     check_history(run_dir)
 
@@ -78,6 +80,7 @@ def test_a_finished_run_resumes_to_more_steps(tmp_path: Path, capsys: pytest.Cap
         (["--resume={run}", "--run-dir=elsewhere"], "leave --run-dir out"),
         (["--resume={run}", "--tasks=alfworld"], "it began with tasks = kg, which cannot change now"),
         (["--resume={run}", "--network.width=64"], "cannot change now"),
+        (["--resume={run}", "--data=."], "it began with data = None"),
         (["--resume={missing}"], "has no config.json"),
     ],
 )

@@ -15,7 +15,8 @@ REFUSALS = {
     "--no-such-flag": "no-such-flag",
     "--max-step=3": "max-step",  # no abbreviations
     "--data=/no/such/folder": "/no/such/folder",
-    "--model=/no/such/folder": "/no/such/folder",
+    "--model=/no/such/folder": "/no/such/folder: expected config.json, weights and tokenizer",
+    "--model=/no/such/folder --network.width=48": "--network.* has no effect with --model",
     "--max-steps=-1": "--max-steps must be >= 0, got -1",
     "--max-minutes=0": "--max-minutes must be > 0, got 0",
     "--tasks=nope": "unknown environment 'nope': known ones are",
@@ -27,6 +28,9 @@ REFUSALS = {
     "--save-every=0": "--save-every must be >= 1",
     "--seed=-1": "--seed must be >= 0",
     "--level=0": "level",
+    "--rollout.task-max-staleness nope 3": "--rollout.task-max-staleness names nope",
+    "--evaluation.num-tasks=2001": "kg has only 2000 held-out tasks",
+    "--with-warm-up False --warm-up.steps=3": "--warm-up.* has no effect without a warm-up",
     "--rows-per-device=0": "--rows-per-device must be >= 1",
     "--rollout.group-size=1": "group_size must be at least 2",
     "--rollout.max-staleness=-1": "max_staleness must be at least 0",
@@ -47,7 +51,7 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
     flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([flag, f"--run-dir={tmp_path / 'run'}"])
+        main([*flag.split(" "), f"--run-dir={tmp_path / 'run'}"])
     printed = capsys.readouterr()
     assert caught.value.code == 2
     assert message in " ".join(printed.err.replace("│", " ").split())
@@ -62,6 +66,16 @@ def test_a_used_run_directory_is_refused_and_left_alone(tmp_path: Path, capsys: 
     assert caught.value.code == 2
     assert "is not empty" in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metrics.jsonl", "precious")]
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(SystemExit) as caught:
+        main([f"--model={tmp_path / 'model'}", f"--run-dir={tmp_path / 'run'}"])
+    assert caught.value.code == 2
+    assert "missing: tokenizer.json, *.safetensors" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_process_exits_with_two_and_shows_no_traceback(tmp_path: Path) -> None:

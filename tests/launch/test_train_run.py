@@ -18,7 +18,7 @@ from agentrl_jax.packing import load_batch
 from agentrl_jax.policy import open_policy
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from launch.train import main
-from tests.launch.tiny_run import tiny
+from tests.launch.tiny_run import tiny, tiny_from
 
 RL = LearnerConfig(temperature=0.8)
 
@@ -94,7 +94,7 @@ def with_a_signal(micro: TokenBatch, num_row_shards: int) -> TokenBatch:
 
 
 def test_a_run_goes_on_from_the_weights_of_another(finished: Path, tmp_path: Path) -> None:
-    assert main(tiny(tmp_path / "next", f"--model={finished / 'model'}", "--max-steps=1")) == 0
+    assert main(tiny_from(finished / "model", tmp_path / "next", "--max-steps=1")) == 0
     assert "warm_up" not in kinds(tmp_path / "next")
     assert kinds(tmp_path / "next").count("step") == 1
     tokenizers = [(folder / "model" / "tokenizer.json").read_bytes() for folder in (finished, tmp_path / "next")]
@@ -116,22 +116,39 @@ def test_two_steps_over_the_real_freebase_slice(data_folder: Path, tmp_path: Pat
     assert any("/" in str(episode["turns"]) for episode in records(run_dir, "episodes.jsonl"))
 
 
-def test_interrupt_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    command = [sys.executable, "-u", "-m", "launch.train", *tiny(run_dir, "--max-steps=100000")]
+def interrupt_at(arguments: list[str], line_start: str) -> str:
+    """Start a run, send SIGINT once it prints a line that starts so, and return all that it printed."""
+    command = [sys.executable, "-u", "-m", "launch.train", *arguments]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         printed = []
         for line in process.stdout:
             printed.append(line)
-            if line.startswith("step "):
+            if line.startswith(line_start):
                 process.send_signal(signal.SIGINT)
                 break
         printed += process.stdout.readlines()
     output = "".join(printed)
     assert process.returncode == 0, output
     assert "stopping: finishing the running step" in output
+    return output
+
+
+def test_an_interrupted_warm_up_is_begun_anew(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    output = interrupt_at(tiny(run_dir, "--warm-up.steps=100000", "--warm-up.max-minutes=0.05"), "warm-up  sft")
+    assert "stopped in the warm-up: --resume begins it anew" in output
+    assert list((run_dir / "checkpoints").iterdir()) == []
+    assert main([f"--resume={run_dir}", "--max-steps=1", "--evaluation.num-tasks=0"]) == 0
+    first_phases = [r["phase"] for r in records(run_dir, "metrics.jsonl") if r["kind"] == "warm_up" and r["step"] == 1]
+    assert first_phases == ["copy", "sft", "copy", "sft"]
+    assert kinds(run_dir).count("step") == 1
+
+
+def test_interrupt_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    output = interrupt_at(tiny(run_dir, "--max-steps=100000"), "step ")
     assert f"go on with --resume {run_dir}" in output
     assert kinds(run_dir).count("step") >= 1
     assert open_policy(run_dir / "model").params

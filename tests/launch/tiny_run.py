@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-TINY = (
+FROM_NOTHING = (
     "--network.width=32",
     "--network.num-layers=1",
     "--network.num-heads=2",
@@ -12,6 +12,8 @@ TINY = (
     "--warm-up.copy-steps=2",
     "--warm-up.steps=6",
     "--warm-up.batch-size=8",
+)
+LOOP = (
     "--rollout.group-size=2",
     "--rollout.min-groups-per-batch=2",
     "--evaluation.num-tasks=4",
@@ -21,4 +23,10 @@ TINY = (
 
 
 def tiny(run_dir: Path, *flags: str) -> list[str]:
-    return [*TINY, f"--run-dir={run_dir}", *flags]
+    """A run from nothing."""
+    return [*FROM_NOTHING, *LOOP, f"--run-dir={run_dir}", *flags]
+
+
+def tiny_from(model: Path, run_dir: Path, *flags: str) -> list[str]:
+    """A run from the weights in `model`."""
+    return [*LOOP, f"--model={model}", f"--run-dir={run_dir}", *flags]
