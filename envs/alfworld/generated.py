@@ -99,7 +99,8 @@ def _draw_places(level: Level, instruction: Instruction, rng: Random) -> list[_P
 
 
 def _draw_things(level: Level, instruction: Instruction, rng: Random) -> list[str]:
-    others = rng.sample([name for name in level.things if name != instruction.thing], level.others)
+    count = level.others[rng.randrange(len(level.others))] if len(level.others) > 1 else level.others[0]
+    others = rng.sample([name for name in level.things if name != instruction.thing], count)
     asked = [instruction.thing] * (2 if instruction.kind == "two" else 1)
     return asked + others + ([LAMP] if "light" in level.kinds else [])
 

@@ -62,14 +62,15 @@ class Instruction:
 @dataclass(frozen=True, kw_only=True)
 class Level:
     """num_things, num_receptacles: how many of the words it uses. places, others: a house has so many receptacles
-    besides appliances, and so many objects besides those that are asked for. twins: a receptacle type may occur twice.
+    besides appliances, and one of these numbers of objects besides those that are asked for. twins: a receptacle type
+    may occur twice.
     """
 
     kinds: tuple[Kind, ...]
     num_things: int
     num_receptacles: int
     places: int
-    others: int
+    others: tuple[int, ...]
     max_turns: int
     twins: bool = False
 
@@ -99,13 +100,13 @@ class Level:
 
 
 LEVELS = {
-    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=4, others=1, max_turns=8),
+    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=4, others=(0, 1), max_turns=8),
     2: Level(
         kinds=("place", "clean", "hot", "cool", "light"),
         num_things=18,
         num_receptacles=10,
         places=5,
-        others=4,
+        others=(4,),
         max_turns=18,
     ),
     3: Level(
@@ -113,7 +114,7 @@ LEVELS = {
         num_things=24,
         num_receptacles=12,
         places=8,
-        others=8,
+        others=(8,),
         max_turns=26,
         twins=True,
     ),
