@@ -65,7 +65,7 @@ class TrainConfig:
     """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes"""
     resume: Path | None = None
     """Go on with the run in this directory, from its newest checkpoint and with its settings"""
-    save_every: int = 10
+    save_every: int = 5
     """Steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 2
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
@@ -162,6 +162,11 @@ class TrainConfig:
                 "Leave these flags out, or start a new run with --model"
             )
 
+    def changes_from(self, saved: "TrainConfig") -> dict[str, str]:
+        """What differs, by dotted name: "old → new"."""
+        old, new = _flat(saved.to_json()), _flat(self.to_json())
+        return {name: f"{old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]}
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values of every field, for RUN_DIR/config.json."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
@@ -186,6 +191,14 @@ def _decode(wanted: type, value: Any) -> Any:
     if wanted is Path:
         return Path(value)
     raise TypeError(f"cannot read a {wanted.__name__}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        is_section = isinstance(value, dict) and value
+        flat |= _flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
+    return flat
 
 
 def _plain(value: Any) -> Any:

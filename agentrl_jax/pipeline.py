@@ -32,6 +32,7 @@ from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
+from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation, compare
 from agentrl_jax.learner import Learner
 from agentrl_jax.packing import build_batch, save_batch
@@ -82,6 +83,7 @@ async def _train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh,
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, stop, nursery.cancel_scope, say)
             if survival.has_checkpoint:
+                _check_unfinished(config, survival, run)
                 prepared = await trio.to_thread.run_sync(reopen, config, run.model_folder)
             else:
                 prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
@@ -91,6 +93,16 @@ async def _train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh,
     if result is None:
         raise KeyboardInterrupt
     return result
+
+
+def _check_unfinished(config: TrainConfig, survival: Survival, run: RunLog) -> None:
+    """Raise ConfigError if a resumed run has nothing left to do."""
+    step = survival.step or 0
+    is_evaluated = not config.evaluation.num_tasks or len(run.earlier_evaluations("after", step=step)) == len(_MODES)
+    if step > config.max_steps or (step and step == config.max_steps and is_evaluated):
+        raise ConfigError(
+            f"--resume {run.folder}: the run has taken {step} steps, and --max-steps is {config.max_steps}: name more"
+        )
 
 
 async def _watch_signals(
@@ -200,18 +212,18 @@ class _Training:
         self.survival.save(self.learner, self.lagging, num_learned=self.num_learned)
 
     async def _reinforce(self) -> TrainResult:
-        before, after = self.run_log.earlier_evaluations("before"), Evaluations()
+        before, after = self.run_log.earlier_evaluations("before", step=0), Evaluations()
         plan = await self._begin()
         num_steps, version = plan.step, plan.version
         async with self._open_pool(plan.version) as pool:
             rollouts = Rollouts(self.families, self.policy.tokenizer, self.config, pool)
             if plan.step == 0 and len(before) < len(_MODES):
-                before = await self._evaluate(rollouts, "before")
+                before = await self._evaluate(rollouts, "before", step=0)
             if not self.stop.is_set() and plan.step < self.config.max_steps:
                 num_steps, version = await self._loop(rollouts, plan)
             is_stopped = self.stop.is_set()
             if num_steps and not is_stopped:
-                after = await self._evaluate(rollouts, "after")
+                after = await self._evaluate(rollouts, "after", step=num_steps)
         self._conclude(before, after)
         return TrainResult(
             model_folder=self.run_log.model_folder,
@@ -234,12 +246,11 @@ class _Training:
             await trio.to_thread.run_sync(self._save)
             await trio.to_thread.run_sync(self.survival.wait)
         else:
-            lost = ", ".join(f"{count} {reason}" for reason, count in sorted(plan.reasons.items())) or "none"
             self.say(
-                f"resumed at step {plan.step} as version {plan.version}: {len(plan.adopted)} complete groups kept; "
-                f"to play again: {lost}"
+                f"resumed at step {plan.step} as version {plan.version}: {len(plan.adopted)} complete groups kept, "
+                f"{len(plan.reissued)} to play again"
             )
-            self.run_log.log_resume(plan.step, plan.version)
+            self.run_log.log_resume(plan.step, plan.version, adopted=len(plan.adopted), reissued=dict(plan.reasons))
         return plan
 
     def _lagging_copy(self, version: int) -> LaggingPolicy:
@@ -332,7 +343,7 @@ class _Training:
             save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
             await trio.to_thread.run_sync(save)
 
-    async def _evaluate(self, rollouts: Rollouts, when: str) -> Evaluations:
+    async def _evaluate(self, rollouts: Rollouts, when: str, *, step: int) -> Evaluations:
         results = Evaluations()
         if not self.config.evaluation.num_tasks:
             return results
@@ -342,7 +353,7 @@ class _Training:
                 break
             results[mode] = found
             for evaluation in found.values():
-                self.run_log.log_metrics("evaluation", {"when": when, **evaluation.to_json()})
+                self.run_log.log_metrics("evaluation", {"when": when, "step": step, **evaluation.to_json()})
             for line in evaluation_lines(f"{when:<7}", found.values()):
                 self.say(line)
         return results

@@ -64,7 +64,7 @@ def prepare(
             f"none of the {count} demonstrations fits {sized.max_context_tokens} tokens, the shortest has "
             f"{min(len(ids) for ids, _ in rendered)}: set a larger --max-context-tokens"
         )
-    _describe(families, policy, longest, len(rendered) - len(kept), sized, say)
+    _describe(families, policy, longest, len(rendered) - len(kept), len(kept), sized, say)
     return Prepared(
         config=sized,
         policy=policy,
@@ -104,6 +104,7 @@ def _describe(
     policy: Policy,
     longest: int,
     num_too_long: int,
+    num_kept: int,
     config: TrainConfig,
     say: Callable[[str], None],
 ) -> None:
@@ -114,7 +115,11 @@ def _describe(
         f"demonstration {longest} tokens, context {config.max_context_tokens}"
     )
     if num_too_long:
-        say(f"warning: {num_too_long} demonstrations are longer than a row and are left out")
+        count = num_too_long + num_kept
+        say(
+            f"warning: {num_too_long} of {count} demonstrations are longer than {config.max_context_tokens} tokens and "
+            f"left out; episodes that long end as context_limit (--max-context-tokens {longest} would take them all)"
+        )
 
 
 def play_demonstrations(

@@ -13,6 +13,7 @@ Values that are not finite are written as null: JSON has no NaN.
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -92,16 +93,22 @@ class RunLog:
         """Append one record of a `kind` ("warm_up", "step", "evaluation") to metrics.jsonl."""
         _append(self._metrics, {"kind": kind, **values})
 
-    def log_resume(self, step: int, version: int) -> None:
+    def discard(self) -> None:
+        """Remove the folder and all that is in it: a new run that never began."""
+        self._metrics.close()
+        self._episodes.close()
+        shutil.rmtree(self.folder)
+
+    def log_resume(self, step: int, version: int, **details: Any) -> None:
         """Note in both files that steps after `step` were undone and are taken again, from `version`."""
-        self.log_metrics("resume", {"step": step, "version": version})
+        self.log_metrics("resume", {"step": step, "version": version, **details})
         _append(self._episodes, {"kind": "resume", "step": step, "version": version})
 
-    def earlier_evaluations(self, when: str) -> dict[str, dict[str, Evaluation]]:
-        """Evaluations that an earlier process of this run logged, by mode and env; the last of each counts."""
+    def earlier_evaluations(self, when: str, *, step: int) -> dict[str, dict[str, Evaluation]]:
+        """Evaluations of `step` that an earlier process logged, by mode and env; the last of each counts."""
         found: dict[str, dict[str, Evaluation]] = {}
         for record in read_records(self.folder / "metrics.jsonl"):
-            if record["kind"] == "evaluation" and record["when"] == when:
+            if record["kind"] == "evaluation" and (record["when"], record["step"]) == (when, step):
                 found.setdefault(record["mode"], {})[record["env"]] = Evaluation.from_json(record)
         return found
 

@@ -37,8 +37,8 @@ class WarmUpConfig:
     """Copying ends once its loss (nats per token) is below this"""
     steps: int = 450
     """Steps over the demonstrations"""
-    max_minutes: float = 5.0
-    """The demonstrations end after this time at the latest"""
+    max_minutes: float = 6.0
+    """Both phases together end after this time at the latest"""
     batch_size: int = 32
     """Demonstrations, or copied sequences, in one step"""
     learning_rate: float = 3e-3
@@ -142,6 +142,11 @@ def warm_up(
     content_ids: int32 [n], what copying draws from (no special tokens); empty skips it.
     """
     size, seed = config.batch_size, config.seed
+    deadline = monotonic() + 60 * config.max_minutes
+
+    def is_over() -> bool:
+        return should_stop() or monotonic() > deadline
+
     if len(content_ids):
         copying = copy_batches(content_ids, batch_size=size, packing=packing, seed=seed)
         train_on(
@@ -151,15 +156,7 @@ def warm_up(
             max_steps=config.copy_steps,
             stop_below=config.copy_below,
             report=report,
-            should_stop=should_stop,
+            should_stop=is_over,
         )
     mixed = demonstration_batches(demonstrations, batch_size=size, packing=packing, seed=seed)
-    deadline = monotonic() + 60 * config.max_minutes
-    train_on(
-        learner,
-        mixed,
-        phase="sft",
-        max_steps=config.steps,
-        report=report,
-        should_stop=lambda: should_stop() or monotonic() > deadline,
-    )
+    train_on(learner, mixed, phase="sft", max_steps=config.steps, report=report, should_stop=is_over)

@@ -32,10 +32,11 @@ RECIPES: Mapping[str, TrainConfig] = {
 """Whole configs by name. Flags are changes to one of them."""
 
 
-def parse_training(arguments: Sequence[str] | None, *, program: str) -> TrainConfig:
+def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[TrainConfig, dict[str, str]]:
     """Parse a training run's settings. Flags are changes to a recipe or, with --resume, to that run's settings.
 
-    Prints a message and exits with code 2 if they are wrong.
+    Returns the settings and, with --resume, what changed since the run was last started. Prints a message and exits
+    with code 2 if they are wrong.
     """
     start, _ = tyro.cli(_Start, args=arguments, return_unknown_args=True, add_help=False)
     try:
@@ -46,7 +47,7 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> TrainCon
         recipe = RECIPES[start.recipe]
         config = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=recipe)
         _check_effects(config, recipe)
-        return config
+        return config, {}
     except ConfigError as error:
         refuse(error, program=program)
 
@@ -59,13 +60,16 @@ class _Start:
     resume: Path | None = None
 
 
-def _parse_resumed(arguments: Sequence[str] | None, run_dir: Path, *, program: str) -> TrainConfig:
+def _parse_resumed(
+    arguments: Sequence[str] | None, run_dir: Path, *, program: str
+) -> tuple[TrainConfig, dict[str, str]]:
     saved = _saved_config(run_dir)
     resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
     if resumed.run_dir != saved.run_dir:
         raise ConfigError("--resume names the run directory already: leave --run-dir out")
     resumed.check_resumes(saved)
-    return replace(resumed, run_dir=run_dir)
+    changes = replace(resumed, resume=saved.resume).changes_from(saved)
+    return replace(resumed, run_dir=run_dir), changes
 
 
 def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:

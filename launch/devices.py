@@ -1,8 +1,13 @@
 """From `--mesh` to devices."""
 
 import os
+import platform
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -11,6 +16,18 @@ from agentrl_jax.sharding import MeshShape, make_mesh
 
 MAX_HOST_DEVICES = 64
 """A CPU rehearses meshes of up to so many devices; each costs threads and memory."""
+
+
+def provenance(mesh: Mesh) -> dict[str, Any]:
+    """When and from what a process of a run started: enough to know later what its numbers were made with."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "versions": {name: version(name) for name in ("agentrl_jax", "jax", "jaxlib", "flax", "optax")},
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "devices": f"{mesh.size} of {jax.device_count()} {jax.devices()[0].device_kind}",
+    }
 
 
 def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
@@ -23,13 +40,13 @@ def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
         jax.config.update("jax_num_cpu_devices", min(shape.num_devices, MAX_HOST_DEVICES))  # type: ignore[no-untyped-call]
     mesh = make_mesh(shape)
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    platform = jax.default_backend()
-    if platform == "cpu":
+    backend = jax.default_backend()
+    if backend == "cpu":
         say(
             f"mesh {axes}: {shape.num_devices} host device{'s' if shape.num_devices > 1 else ''} on this machine's CPU "
             f"({os.cpu_count()} cores)"
             + (", to rehearse the sharding, not to be faster" if shape.num_devices > 1 else "")
         )
     else:
-        say(f"mesh {axes}: {shape.num_devices} of {jax.device_count()} {platform} devices")
+        say(f"mesh {axes}: {shape.num_devices} of {jax.device_count()} {backend} devices")
     return mesh

@@ -14,17 +14,17 @@ from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.config import make_families, parse_training, printer, refuse
-from launch.devices import open_mesh
+from launch.devices import open_mesh, provenance
 
 PROGRAM = "launch.train"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and return the exit code: 0 done, 2 wrong settings, 130 stopped by a second Ctrl-C."""
-    config = parse_training(arguments, program=PROGRAM)
+    config, changes = parse_training(arguments, program=PROGRAM)
     try:
         config, families = _check(config)
-        return _run(config, families)
+        return _run(config, changes, families)
     except ConfigError as error:
         refuse(error, program=PROGRAM)
 
@@ -36,7 +36,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     assert config.run_dir is not None
     if config.resume is None:
         check_unused(config.run_dir)
-    if config.model is not None:
+    if config.model is not None and config.resume is None:
         check_model_folder(config.model)
     families = make_families(config)
     for family in families:
@@ -48,7 +48,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     return config, families
 
 
-def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
+def _run(config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFamily]) -> int:
     say = printer()
     mesh = open_mesh(parse_mesh(config.mesh), say)
     assert config.run_dir is not None
@@ -57,18 +57,25 @@ def _run(config: TrainConfig, families: Sequence[EnvFamily]) -> int:
     with RunLog(config.run_dir, resume=config.resume is not None) as run:
         if config.resume is None:
             run.write_config(config.to_json())
+        run.log_metrics("start", {**provenance(mesh), "changes": changes})
         say(f"run directory: {config.run_dir}")
+        for name, change in changes.items():
+            say(f"changed: {name} {change}")
         try:
             result = train(config, families, mesh, run, say)
         except KeyboardInterrupt:
             say(f"stopped at once; go on with --resume {config.run_dir}")
             return 130
+        except ConfigError:
+            if config.resume is None:
+                run.discard()  # nothing has been learnt: the corrected command may use the folder
+            raise
+    curves = draw_curves(config.run_dir)
+    if curves is not None:
+        say(f"curves: {curves}")
     if result.is_stopped:
         say(f"stopped after {result.num_steps} steps; go on with --resume {config.run_dir}")
     else:
-        curves = draw_curves(config.run_dir)
-        if curves is not None:
-            say(f"curves: {curves}")
         say(f"weights and tokenizer: {result.model_folder}")
     return 0
 

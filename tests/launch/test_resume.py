@@ -70,8 +70,14 @@ def test_a_finished_run_resumes_to_more_steps(tmp_path: Path, capsys: pytest.Cap
     # Flags change that run's settings, not the defaults (a lower bound of 16 groups would refuse an upper one of 8).
     changes = ("--rollout.max-groups-per-batch=8", "--pool.lagging-prob=0", "--pool.lagging-period=8")
     assert main([f"--resume={run_dir}", f"--max-steps={NUM_STEPS}", *changes]) == 0
-    assert "resumed at step 2 as version" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "resumed at step 2 as version" in printed
+    assert "changed: max_steps 2 → 6" in printed
     check_history(run_dir)
+    with pytest.raises(SystemExit) as caught:
+        main([f"--resume={run_dir}"])
+    assert caught.value.code == 2
+    assert "the run has taken 6 steps, and --max-steps is 6: name more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
