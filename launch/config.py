@@ -27,7 +27,7 @@ def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, progra
 
 RECIPES: Mapping[str, TrainConfig] = {
     "kg": TrainConfig(),
-    "quickstart": TrainConfig(recipe="quickstart", tasks="kg,alfworld", max_steps=110),
+    "quickstart": TrainConfig(recipe="quickstart", tasks="kg,alfworld", max_steps=100),
 }
 """Whole configs by name. Flags are changes to one of them."""
 
