@@ -108,9 +108,8 @@ def gain_lines(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]
     for env in before:
         if env in after and before[env].metrics.num_valid and after[env].metrics.num_valid:
             gain, (low, high) = after[env].gain_over(before[env])
-            lines.append(
-                f"gain     {env:<12} {after[env].mode:<8} {100 * gain:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-            )
+            bounds = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+            lines.append(f"gain     {env:<12} {after[env].mode:<8} {100 * gain:+.1f} points {bounds}")
     return lines
 
 
