@@ -21,6 +21,9 @@ from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.sft import WarmUpConfig
 from agentrl_jax.sharding import parse_mesh
 
+_ROWS = 4
+"""Rows of a micro-batch where nothing else is asked for: on a CPU its activations stay in cache."""
+
 _SIZE_STEP = 32
 """Sizes are multiples of this, so that runs that differ a little share their compiled shapes."""
 
@@ -61,8 +64,9 @@ class TrainConfig:
     """Turns of an episode at the most (default: the environment's own limit)"""
     max_context_tokens: int | None = None
     """Longest episode, in tokens (default: a quarter more than the longest demonstration, at most 1024)"""
-    rows_per_device: int = 4
-    """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes"""
+    rows_per_device: int | None = None
+    """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes
+    (default: four rows in all, but one on each device at least)"""
     resume: Path | None = None
     """Go on with the run in this directory, from its newest checkpoint and with its settings"""
     save_every: int = 5
@@ -99,7 +103,7 @@ class TrainConfig:
             raise ConfigError(f"--max-turns must be >= 1, got {self.max_turns}")
         if self.max_context_tokens is not None and self.max_context_tokens < 2:
             raise ConfigError(f"--max-context-tokens must be >= 2, got {self.max_context_tokens}")
-        if self.rows_per_device < 1:
+        if self.rows_per_device is not None and self.rows_per_device < 1:
             raise ConfigError(f"--rows-per-device must be >= 1, got {self.rows_per_device}")
         for name in ("save_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
@@ -137,10 +141,9 @@ class TrainConfig:
         """Rows for the learner. Raises ConfigError before `with_context` has settled the sizes."""
         if self.max_context_tokens is None:
             raise ConfigError("the rows of a batch are not known before the longest episode is")
-        return PackingConfig(
-            row_tokens=(self.max_context_tokens,),
-            rows_per_micro_batch=self.rows_per_device * parse_mesh(self.mesh).num_row_shards,
-        )
+        shards = parse_mesh(self.mesh).num_row_shards
+        rows = self.rows_per_device or max(1, _ROWS // shards)
+        return PackingConfig(row_tokens=(self.max_context_tokens,), rows_per_micro_batch=rows * shards)
 
     @property
     def env_names(self) -> tuple[str, ...]:
