@@ -107,7 +107,9 @@ def test_what_cannot_be_resumed_is_refused(
 def test_eight_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     rng = Random(0)
-    arguments = tiny(run_dir, *FLAGS, "--max-steps=400")
+    # Enough warm-up that some groups differ in their rewards, and so many steps that no machine gets to the end.
+    learns = ("--warm-up.copy-steps=50", "--warm-up.steps=150", "--rollout.max-fruitless-steps=1000")
+    arguments = tiny(run_dir, *FLAGS, *learns, "--max-steps=1000000")
     for _ in range(8):
         with start(arguments) as process:
             try:
