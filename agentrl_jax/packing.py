@@ -15,22 +15,25 @@ import numpy.typing as npt
 
 from agentrl_jax.algo.advantages import AdvantageConfig, Advantages, compute_advantages
 from agentrl_jax.algo.bins import Placement, first_fit_decreasing
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.batch import TokenBatch, Totals
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.types import Bools, Group, Ids, Segment, Trajectory
 
-_DTYPES = TokenBatch(
-    ids=np.int32,
-    positions=np.int32,
-    segment_ids=np.int32,
-    loss_mask=np.bool_,
-    has_signal=np.bool_,
-    behavior_logprobs=np.float32,
-    advantages=np.float32,
-    version_lag=np.int32,
-    task_ids=np.int32,
-)
-_FILE_FORMAT = 1
+_DTYPES: Mapping[str, npt.DTypeLike] = {
+    "ids": np.int32,
+    "positions": np.int32,
+    "segment_ids": np.int32,
+    "loss_mask": np.bool_,
+    "has_signal": np.bool_,
+    "behavior_logprobs": np.float32,
+    "advantages": np.float32,
+    "version_lag": np.int32,
+    "task_ids": np.int32,
+    "sequence_tokens": np.int32,
+}
+"""The fields of a `TokenBatch` that the host packs, token by token."""
+
+_FILE_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,7 @@ def build_batch(
         "advantages": np.where(loss_mask, scores.advantages[owner], 0.0),
         "version_lag": lag,
         "task_ids": tasks[owner],
+        "sequence_tokens": np.where(loss_mask, np.bincount(owner[loss_mask], minlength=len(trajectories))[owner], 0),
     }
     lag_of_loss, advantage_of_loss = lag[loss_mask], columns["advantages"][columns["has_signal"]]
     stats = {
@@ -142,6 +146,7 @@ def pack_demonstrations(ids_and_masks: Sequence[tuple[Ids, Bools]], packing: Pac
         "loss_mask": loss_mask,
         "has_signal": loss_mask,
         "advantages": loss_mask.astype(np.float32),
+        "sequence_tokens": _concatenate([mask * mask.sum() for _, mask in ids_and_masks], np.int32),
     }
     lengths = np.array([len(ids) for ids, _ in ids_and_masks], np.int64)
     return _packed(lengths, columns, packing, ("demonstrations",), {})
@@ -167,13 +172,17 @@ def pack_segments(
     target = np.repeat(placement.rows * capacity + placement.offsets, sizes) + within
     values = {**columns, "positions": within, "segment_ids": np.repeat(placement.ranks + 1, sizes)}
     arrays = {}
-    for name, dtype in _DTYPES._asdict().items():
+    for name, dtype in _DTYPES.items():
         flat = np.zeros(num_rows * capacity, dtype)
         if name in values:
             flat[target] = values[name]
         flat.flags.writeable = False
         arrays[name] = flat.reshape(-1, packing.rows_per_micro_batch, capacity)
-    return tuple(TokenBatch(**dict(zip(arrays, parts, strict=True))) for parts in zip(*arrays.values(), strict=True))
+    totals = _totals(columns, int(sizes.sum()))
+    return tuple(
+        TokenBatch(**dict(zip(arrays, parts, strict=True)), totals=totals)
+        for parts in zip(*arrays.values(), strict=True)
+    )
 
 
 def save_batch(path: Path, batch: PackedBatch) -> None:
@@ -190,8 +199,8 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
         "stats_values": np.array(list(batch.stats.values()), np.float64),
     }
     if batch.micro_batches:
-        stacked = zip(TokenBatch._fields, zip(*batch.micro_batches, strict=True), strict=True)
-        content |= {f"tokens/{name}": np.stack(parts) for name, parts in stacked}
+        content |= {f"tokens/{name}": np.stack([getattr(m, name) for m in batch.micro_batches]) for name in _DTYPES}
+        content["totals"] = np.array(batch.micro_batches[0].totals, np.float64)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         np.savez_compressed(file, **content)
@@ -207,10 +216,14 @@ def load_batch(path: Path) -> PackedBatch:
             raise RecordError(f"{path} has format {int(content['format'])}, this version reads {_FILE_FORMAT}")
         micro_batches: tuple[TokenBatch, ...] = ()
         if int(content["num_micro_batches"]):
-            fields = [content[f"tokens/{name}"] for name in TokenBatch._fields]
+            fields = [content[f"tokens/{name}"] for name in _DTYPES]
             for array in fields:
                 array.flags.writeable = False
-            micro_batches = tuple(TokenBatch(*parts) for parts in zip(*fields, strict=True))
+            totals = Totals(*content["totals"].astype(np.float32))
+            micro_batches = tuple(
+                TokenBatch(**dict(zip(_DTYPES, parts, strict=True)), totals=totals)
+                for parts in zip(*fields, strict=True)
+            )
         values = content["stats_values"].tolist()
         return PackedBatch(
             micro_batches=micro_batches,
@@ -293,6 +306,15 @@ def _packed(
         task_names=task_names,
         stats={**stats, "num_segments": float(len(lengths))},
     )
+
+
+def _totals(columns: Mapping[str, npt.NDArray[Any]], num_tokens: int) -> Totals:
+    nothing = np.zeros(num_tokens, np.int32)
+    loss_mask = columns.get("loss_mask", nothing).astype(np.bool_)
+    signal = loss_mask & columns.get("has_signal", nothing).astype(np.bool_)
+    share = 1.0 / np.maximum(columns.get("sequence_tokens", nothing), 1)  # a trajectory's tokens add up to one
+    counts = loss_mask.sum(), signal.sum(), share[loss_mask].sum(), share[signal].sum()
+    return Totals(*(np.float32(count) for count in counts))
 
 
 def _concatenate(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

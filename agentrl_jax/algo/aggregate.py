@@ -1,9 +1,10 @@
 """From one value a token to a sum and its weight."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from agentrl_jax.batch import Weighted
+from agentrl_jax.batch import LossOutput, Weighted
 
 
 def masked_sum(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Weighted:
@@ -25,3 +26,15 @@ def masked_sum(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Weighted:
 def neutralise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
     """`values` where mask, 0 elsewhere: the first half of a "double where", to be applied before exp or log."""
     return jnp.where(mask, values, jnp.zeros_like(values))
+
+
+def add_outputs(first: LossOutput, second: LossOutput) -> LossOutput:
+    """What a loss says about two micro-batches together: sums and counts are added, of maxima the larger one stays."""
+    added: LossOutput = jax.tree.map(jnp.add, first._replace(maxima={}), second._replace(maxima={}))
+    return added._replace(maxima=jax.tree.map(jnp.maximum, first.maxima, second.maxima))
+
+
+def no_output(like: LossOutput) -> LossOutput:
+    """The neutral element of `add_outputs`, with the names and shapes of `like`, arrays or their abstract shapes."""
+    zeros: LossOutput = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return zeros._replace(maxima=jax.tree.map(lambda leaf: jnp.full(leaf.shape, -jnp.inf, leaf.dtype), like.maxima))

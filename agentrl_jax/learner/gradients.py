@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from agentrl_jax.algo.aggregate import masked_sum
+from agentrl_jax.algo.aggregate import add_outputs, masked_sum, no_output
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import LossOutput, TokenBatch
 from agentrl_jax.learner.config import ComputeDType, LearnerConfig
@@ -62,12 +62,11 @@ class GradientPrograms:
         """Return the sums of no micro-batch; `batch` shows what the loss reports."""
         if self._make_zeros is None:
             _, output = jax.eval_shape(self._total, self._param_shapes, batch)
-            shapes = Sums(grads=self._param_shapes, output=output)
 
             def make() -> Sums:
                 self.num_compiles += 1
-                sums: Sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-                return sums
+                grads: Params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._param_shapes)
+                return Sums(grads=grads, output=no_output(output))
 
             self._make_zeros = jax.jit(make, out_shardings=self._sums_shardings)
         zeros: Sums = self._make_zeros()
@@ -103,13 +102,13 @@ class GradientPrograms:
         logprobs, entropy = self._forward(params, batch)
         output = self._loss(logprobs, batch)
         metrics = output.metrics | {"entropy": masked_sum(entropy, batch.loss_mask)}
-        return output.loss.total, LossOutput(loss=output.loss, metrics=metrics)
+        return output.loss.total, output._replace(metrics=metrics)
 
     def _add(self, params: Params, sums: Sums, batch: TokenBatch) -> Sums:
         self.num_compiles += 1
         (_, output), grads = jax.value_and_grad(self._total, has_aux=True)(params, batch)
-        total: Sums = jax.tree.map(jnp.add, sums, Sums(grads=grads, output=output))
-        return total
+        total: Params = jax.tree.map(jnp.add, sums.grads, grads)
+        return Sums(grads=total, output=add_outputs(sums.output, output))
 
 
 def shape_of(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossFn
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.algo.metrics import means
+from agentrl_jax.batch import TokenBatch, Totals, map_tokens
 from agentrl_jax.errors import NoProgressError, RecordError
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
 from agentrl_jax.learner.gradients import gradient_programs
@@ -129,7 +130,7 @@ class Learner:
             sums = self._gradients.zeros(packed.micro_batches[0])
             for micro_batch in packed.micro_batches:
                 sums = self._gradients.accumulate(self._state.params, sums, self._put(micro_batch))
-            self._state, figures = self._updates.apply(self._state, sums, np.float32(packed.loss_weight))
+            self._state, figures = self._updates.apply(self._state, sums)
         metrics = _to_metrics(jax.device_get(figures), num_skipped=self._num_skipped)
         self._num_skipped = metrics.num_skipped
         if self._num_skipped >= self.config.max_skipped_steps:
@@ -155,8 +156,10 @@ class Learner:
             raise RecordError(
                 f"token ids must be in [0, {self.model.vocab_size}), got {batch.ids.min()} to {batch.ids.max()}"
             )
-        sharding = named_sharding(self.mesh, ("rows", None), batch.ids.shape)
-        placed: TokenBatch = jax.device_put(batch, sharding)
+        by_rows = named_sharding(self.mesh, ("rows", None), batch.ids.shape)
+        everywhere = named_sharding(self.mesh, (), ())
+        shardings = map_tokens(lambda _: by_rows, batch)._replace(totals=Totals(*([everywhere] * len(batch.totals))))
+        placed: TokenBatch = jax.device_put(batch, shardings)
         return placed
 
     def _skipped(self) -> StepMetrics:
@@ -170,12 +173,14 @@ class Learner:
 
 def _to_metrics(figures: Figures, *, num_skipped: int) -> StepMetrics:
     is_finite = bool(figures.is_finite)
+    loss = figures.output.loss
+    outcome: Outcome = "applied" if is_finite else "non_finite" if loss.weight > 0 else "zero_weight"
     return StepMetrics(
-        outcome="applied" if is_finite else "non_finite",
+        outcome=outcome,
         step=int(figures.step),
-        loss=float(figures.loss),
+        loss=float(loss.total) / float(loss.weight) if loss.weight > 0 else float("nan"),
         grad_norm=float(figures.grad_norm),
         learning_rate=float(figures.learning_rate),
-        num_skipped=0 if is_finite else num_skipped + 1,
-        metrics={name: float(m.total) / float(m.weight) for name, m in figures.metrics.items() if m.weight > 0},
+        num_skipped=0 if is_finite else num_skipped + (outcome == "non_finite"),
+        metrics=means(figures.output.metrics) | {name: float(value) for name, value in figures.output.maxima.items()},
     )

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from agentrl_jax.batch import Weighted
+from agentrl_jax.batch import LossOutput
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
 from agentrl_jax.learner.gradients import Sums, shape_of
 from agentrl_jax.models.config import ModelConfig
@@ -32,11 +32,10 @@ class Figures(NamedTuple):
     """What one step reports. step: updates applied so far, this one included. learning_rate: of this update."""
 
     step: Int[Array, ""]
-    loss: Float[Array, ""]
     grad_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
     is_finite: Bool[Array, ""]
-    metrics: dict[str, Weighted]
+    output: LossOutput
 
 
 class UpdatePrograms:
@@ -80,12 +79,12 @@ class UpdatePrograms:
         state: TrainState = self._fresh(placed)
         return state
 
-    def apply(self, state: TrainState, sums: Sums, loss_weight: Any) -> tuple[TrainState, Figures]:
-        """Return the state after AdamW on the gradient sums / loss_weight, clipped; the buffers of `state` are taken.
+    def apply(self, state: TrainState, sums: Sums) -> tuple[TrainState, Figures]:
+        """Return the state after AdamW on the gradient sums / loss weight, clipped; the buffers of `state` are taken.
 
-        If loss or gradient are not finite, the state is bit for bit what it was.
+        If loss or gradient are not finite, or the loss has no weight, the state is bit for bit what it was.
         """
-        result: tuple[TrainState, Figures] = self._apply(state, sums, loss_weight)
+        result: tuple[TrainState, Figures] = self._apply(state, sums)
         return result
 
     def abstract_state(self) -> TrainState:
@@ -98,10 +97,11 @@ class UpdatePrograms:
     def _fresh_state(self, params: Params) -> TrainState:
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self._optimizer.init(params))
 
-    def _update(self, state: TrainState, sums: Sums, loss_weight: Float[Array, ""]) -> tuple[TrainState, Figures]:
+    def _update(self, state: TrainState, sums: Sums) -> tuple[TrainState, Figures]:
         self.num_compiles += 1  # runs while JAX traces: once for each compiled program
-        loss = sums.output.loss.total / loss_weight
-        grads = jax.tree.map(lambda leaf: leaf / loss_weight, sums.grads)
+        weight = sums.output.loss.weight
+        loss = sums.output.loss.total / weight
+        grads = jax.tree.map(lambda leaf: leaf / weight, sums.grads)
         norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         grads = jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, self._config.max_grad_norm / norm), grads)
@@ -110,7 +110,7 @@ class UpdatePrograms:
         moved = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
         new: TrainState = jax.tree.map(lambda after, before: jnp.where(is_finite, after, before), moved, state)
         rate = learning_rate_at(self._config, state.step)
-        return new, Figures(new.step, loss, norm, rate, is_finite, sums.output.metrics)
+        return new, Figures(new.step, norm, rate, is_finite, sums.output)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from agentrl_jax.algo.aggregate import masked_sum
 from agentrl_jax.algo.kl import k3
 from agentrl_jax.algo.losses import LossConfig, clipped_surrogate, make_loss, negative_log_likelihood
 from agentrl_jax.algo.metrics import means
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.batch import TokenBatch, Totals
 from agentrl_jax.errors import ConfigError
 
 
@@ -39,6 +39,8 @@ def make_tokens(
         advantages=np.array([advantages], np.float32),
         version_lag=np.array([version_lag or [0] * num], np.int32),
         task_ids=np.zeros((1, num), np.int32),
+        sequence_tokens=np.where([mask], np.sum(mask), 0),
+        totals=Totals(np.sum(mask), np.sum(has_signal or mask), 1, int(np.any(has_signal or mask))),
     )
 
 
@@ -128,7 +130,7 @@ def test_k3_is_an_unbiased_and_never_negative_estimate() -> None:
 
 def test_likelihood_loss_by_hand() -> None:
     tokens = make_tokens([0.0] * 3, [1.0] * 3, loss_mask=[False, True, True])
-    loss, metrics = make_loss(LossConfig(name="sft"))(jnp.array([[-9.0, -1.0, -2.0]]), tokens)
+    loss, metrics, *_ = make_loss(LossConfig(name="sft"))(jnp.array([[-9.0, -1.0, -2.0]]), tokens)
     assert (float(loss.total), float(loss.weight), metrics) == (3.0, 2.0, {})
     assert negative_log_likelihood(jnp.array(-1.5)).tolist() == 1.5
 
@@ -151,7 +153,7 @@ def test_metrics_by_hand() -> None:
         has_signal=[True, True, True, True, True, False],
         version_lag=[0, 1, 2, 3, 4, 8],
     )
-    loss, metrics = make_loss(LossConfig())(jnp.log(jnp.array([ratios])) - 2.0, tokens)
+    loss, metrics, *_ = make_loss(LossConfig())(jnp.log(jnp.array([ratios])) - 2.0, tokens)
     np.testing.assert_allclose(loss.total, -1.0 - 1.2 + 2.0 + 0.8 + 3.0, rtol=1e-5)
     assert float(loss.weight) == 5.0
     expected = {

@@ -1,5 +1,7 @@
 """Published faults of reductions: means of means, local denominators, hidden factors."""
 
+from operator import itemgetter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from agentrl_jax.algo.advantages import AdvantageConfig, group_advantages
 from agentrl_jax.algo.aggregate import masked_sum
 from agentrl_jax.algo.losses import LossConfig, LossFn, clipped_surrogate, make_loss
-from agentrl_jax.batch import LossOutput, TokenBatch
+from agentrl_jax.batch import LossOutput, TokenBatch, map_tokens
 from agentrl_jax.packing import PackedBatch, PackingConfig, build_batch, pack_demonstrations
 from tests.algo.record_builders import make_group, make_segment, make_turn
 
@@ -48,7 +50,7 @@ def test_agg_03_shards_share_the_global_denominator() -> None:
     loss_fn = make_loss(LossConfig(name="sft"))
     one_device = demonstrations(90, 10, rows_per_micro_batch=2)
     (tokens,) = one_device.micro_batches
-    shards = [TokenBatch(*(array[i : i + 1] for array in tokens)) for i in range(2)]
+    shards = [map_tokens(itemgetter(slice(i, i + 1)), tokens) for i in range(2)]
     sharded = [gradient_of_shard(loss_fn, shard, one_device.loss_weight) for shard in shards]
     np.testing.assert_allclose(np.sum(sharded, axis=0), gradient(one_device, loss_fn), rtol=1e-6)
     np.testing.assert_allclose(gradient(one_device, loss_fn)[1:3], [-0.9, -0.1], rtol=1e-5)

@@ -1,5 +1,6 @@
 """Published faults of loss masks."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ def test_msk_01_the_first_sampled_token_is_trained() -> None:
     ids, mask = np.array([3, 4, 5, 6], np.int32), np.array([False, False, True, True])
     (tokens,) = pack_demonstrations([(ids, mask)], PackingConfig(row_tokens=(4,), rows_per_micro_batch=1)).micro_batches
     logprobs = jnp.array([[-1.0, -10.0, -100.0, -1000.0]])
-    loss, _ = make_loss(LossConfig(name="sft"))(logprobs, tokens)
+    loss, *_ = make_loss(LossConfig(name="sft"))(logprobs, tokens)
     assert (float(loss.total), float(loss.weight)) == (1100.0, 2.0)
 
 
@@ -89,4 +90,4 @@ def test_msk_16_an_env_that_dies_before_the_first_token_leaves_no_row_and_no_vot
     )
     assert dead.stats["num_invalid"] == batch.stats["num_invalid"] + 1 == 1
     for alive, with_dead in zip(batch.micro_batches, dead.micro_batches, strict=True):
-        assert [x.tolist() for x in alive] == [x.tolist() for x in with_dead]
+        chex.assert_trees_all_equal(alive, with_dead)

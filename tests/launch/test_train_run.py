@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.algo.losses import LossConfig, make_loss
-from agentrl_jax.batch import TokenBatch
+from agentrl_jax.batch import TokenBatch, map_tokens
 from agentrl_jax.learner import Learner, LearnerConfig
 from agentrl_jax.packing import load_batch
 from agentrl_jax.policy import open_policy
@@ -90,7 +90,7 @@ def with_a_signal(micro: TokenBatch, num_row_shards: int) -> TokenBatch:
         return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
 
     advantages = np.where(micro.loss_mask, np.where(micro.segment_ids % 2, 1.0, -0.5), 0.0).astype(np.float32)
-    return TokenBatch(*map(pad, micro._replace(advantages=advantages, has_signal=micro.loss_mask)))
+    return map_tokens(pad, micro._replace(advantages=advantages, has_signal=micro.loss_mask))
 
 
 def test_a_run_that_is_refused_late_leaves_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
