@@ -24,6 +24,15 @@ from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Segme
 
 T = TypeVar("T")
 
+_TIMES = (
+    "wall_budget_s",
+    "queue_deadline_s",
+    "reset_deadline_s",
+    "env_deadline_s",
+    "engine_deadline_s",
+    "close_deadline_s",
+)
+
 
 class EngineChooser(Protocol):
     """Names the engine of one turn; called anew for each. Raises EngineError if none can serve it."""
@@ -47,7 +56,9 @@ class EpisodeConfig:
     max_new_tokens: of one turn, clipped to what max_context_tokens (prompt, replies and samples) leaves.
     penalty: the reward of every policy-caused end but COMPLETED; `penalties` overrides it by reason.
     wall_budget_s: the policy's time from the first prompt on; a slow reset is not its fault.
-    *_deadline_s: how long one call of an environment or an engine may take before it is their fault.
+    queue_deadline_s: how long an episode waits for a place on an env worker before its start.
+    reset_, env_ and engine_deadline_s: how long one call of an environment or an engine may take before it is their
+      fault.
     close_deadline_s: bounds each release of a session, and so every shutdown.
     """
 
@@ -58,6 +69,7 @@ class EpisodeConfig:
     penalty: float = -0.2
     penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
     wall_budget_s: float = 1800.0
+    queue_deadline_s: float = 600.0
     reset_deadline_s: float = 120.0
     env_deadline_s: float = 120.0
     engine_deadline_s: float = 600.0
@@ -67,7 +79,7 @@ class EpisodeConfig:
         for name in ("max_turns", "max_new_tokens", "max_context_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("wall_budget_s", "reset_deadline_s", "env_deadline_s", "engine_deadline_s", "close_deadline_s"):
+        for name in _TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.temperature < float("inf"):
@@ -153,6 +165,7 @@ class _Episode:
     async def _play(self, session: Session) -> tuple[EpisodeEnd, str]:
         """The only place where a failure becomes an end."""
         try:
+            await self._reserve(session)
             messages = await self._call_env(session.start, self.config.reset_deadline_s, "reset")
             with trio.move_on_after(self.config.wall_budget_s):
                 return await self._take_turns(session, messages), ""
@@ -217,6 +230,11 @@ class _Episode:
     def _append(self, turn: Turn) -> None:
         self.turns.append(turn)
         self.ids = np.concatenate([self.ids, turn.context_ids, turn.completion.ids])
+
+    async def _reserve(self, session: Session) -> None:
+        with trio.move_on_after(self.config.queue_deadline_s):
+            return await session.reserve()
+        raise EnvError(f"{self.task.key}: no env worker had a place for it within {self.config.queue_deadline_s} s")
 
     async def _call_env(self, call: Callable[[], Awaitable[T]], deadline_s: float, what: str) -> T:
         begun = self.setup.clock()

@@ -21,6 +21,11 @@ T = TypeVar("T")
 class Session(Protocol):
     """One live environment instance, for one episode. Every call may be cancelled; afterwards only `close` follows."""
 
+    async def reserve(self) -> None:
+        """Wait for a place on an env worker. Called once, before `start`, so that queueing is not taken for a slow
+        reset. Raises EnvError if there will be none."""
+        ...
+
     async def start(self) -> tuple[Message, ...]:
         """Return the messages before the first assistant turn. Called once. Raises EnvError."""
         ...
@@ -35,12 +40,21 @@ class Session(Protocol):
 
 
 SessionFactory = Callable[[Task], Session]
-"""Makes a session without doing anything yet: no I/O before `start`."""
+"""Makes a session without doing anything yet: no I/O before `reserve`."""
+
+
+class WithoutQueue:
+    """The `reserve` of sessions that need no place on a worker."""
+
+    async def reserve(self) -> None:
+        """Return at once."""
+        await trio.lowlevel.checkpoint()
+
 
 EnvFactory = Callable[[Task], Env]
 
 
-class ThreadSession:
+class ThreadSession(WithoutQueue):
     """A synchronous `Env` on worker threads.
 
     A cancelled call returns at once and leaves its thread running (it keeps its place in the limiter until it

@@ -13,7 +13,7 @@ from typing import Literal
 
 import trio
 
-from agentrl_jax.controller.sessions import SessionFactory
+from agentrl_jax.controller.sessions import SessionFactory, WithoutQueue
 from agentrl_jax.env import Action, Message, StepResult, Tool
 from agentrl_jax.errors import EnvError
 from agentrl_jax.seeding import derive_seed
@@ -84,7 +84,7 @@ class SessionLog:
         self.peak_open = max(self.peak_open, self.num_open)
 
 
-class ScriptedSession:
+class ScriptedSession(WithoutQueue):
     """Implements `controller.sessions.Session` in virtual time."""
 
     def __init__(self, task: Task, script: EnvScript, log: SessionLog) -> None:

@@ -146,6 +146,9 @@ class DelayedSession:
     latency: StepLatency
     num_steps: int = 0
 
+    async def reserve(self) -> None:
+        await self.session.reserve()
+
     async def start(self) -> tuple[Message, ...]:
         return await self.session.start()
 

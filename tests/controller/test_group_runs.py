@@ -5,6 +5,7 @@ import trio
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, single_engine
 from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.sessions import WithoutQueue
 from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import RecordError
 from agentrl_jax.testing.engine import FakeEngine
@@ -55,7 +56,7 @@ async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockC
     assert log.num_open == 0
 
 
-class Moody:
+class Moody(WithoutQueue):
     """A session whose first message depends on how many there were before it."""
 
     num_made = 0
