@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +148,10 @@ class VersionSpan:
     start: int
     end: int
 
+    def __post_init__(self) -> None:
+        if self.version < 0:
+            raise RecordError(f"a policy version must be >= 0, got {self.version}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
@@ -194,6 +198,10 @@ class Completion:
             position = span.end
         if position != len(ids):
             raise RecordError(f"version spans must cover [0, {len(ids)}), got {self.version_spans}")
+        if self.finish_reason not in get_args(FinishReason) or self.pool not in get_args(Pool):
+            raise RecordError(f"unknown finish_reason {self.finish_reason!r} or pool {self.pool!r}")
+        if self.cached_tokens < 0:
+            raise RecordError(f"cached_tokens must be >= 0, got {self.cached_tokens}")
 
     @property
     def versions(self) -> Ids:
@@ -224,6 +232,8 @@ class Turn:
         object.__setattr__(self, "context_ids", _frozen(self.context_ids, np.int32, "context_ids"))
         if not np.isfinite(self.reward):
             raise RecordError(f"a turn's reward must be finite, got {self.reward}")
+        if self.num_calls < 0:
+            raise RecordError(f"num_calls must be >= 0, got {self.num_calls}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -306,6 +316,15 @@ class Trajectory:
         return f"g{self.group_id}-m{self.member}"
 
     @property
+    def votes(self) -> bool:
+        """True if its reward counts in the group's baseline: it is valid, and the policy sampled something.
+
+        An episode that ended before its first token (a prompt beyond the context, a wall budget spent waiting for an
+        engine) says nothing about what the policy does: it would only shift the others.
+        """
+        return self.end.is_valid and bool(self.segments)
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
         return tuple(turn for segment in self.segments for turn in segment.turns)
 
@@ -331,6 +350,8 @@ class Group:
     trajectories: tuple[Trajectory, ...]
 
     def __post_init__(self) -> None:
+        if self.admitted_version < 0:
+            raise RecordError(f"group {self.group_id}: admitted_version must be >= 0, got {self.admitted_version}")
         members = [trajectory.member for trajectory in self.trajectories]
         if members != list(range(len(members))):
             raise RecordError(f"group {self.group_id}: members must be 0..G-1 in order, got {members}")
@@ -339,14 +360,18 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """True if at least two valid members got different rewards."""
-        rewards = [t.reward for t in self.trajectories if t.end.is_valid]
-        return len(set(rewards)) > 1
+        """True if at least two members that vote got different rewards."""
+        return len({t.reward for t in self.trajectories if t.votes}) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What every learner process does next; sent by process 0 before any collective."""
+    """What every learner process does next; sent by process 0 before any collective.
+
+    num_micro_batches, row_tokens: the shape of the batch that is trained on, of which each process holds its rows; 0
+      unless `train`.
+    stop: leave the loop once the rest of this plan is done.
+    """
 
     train: bool
     num_micro_batches: int = 0
@@ -355,3 +380,11 @@ class StepPlan:
     save: bool = False
     evaluate: bool = False
     stop: bool = False
+
+    def __post_init__(self) -> None:
+        is_shaped = self.num_micro_batches >= 1 and self.row_tokens >= 1
+        if is_shaped != self.train or (not self.train and (self.num_micro_batches or self.row_tokens)):
+            raise RecordError(
+                "a plan has micro-batches and row tokens >= 1 if it trains and 0 if not, got "
+                f"train={self.train}, {self.num_micro_batches} and {self.row_tokens}"
+            )

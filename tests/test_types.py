@@ -1,5 +1,6 @@
 """Host records: what they derive, and what they refuse."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from agentrl_jax.types import (
     Group,
     SamplingParams,
     Segment,
+    StepPlan,
     Task,
     Trajectory,
     Turn,
@@ -77,11 +79,21 @@ def test_a_completion_owns_arrays_that_nobody_can_change() -> None:
             "in order",
         ),
         ({"version_spans": (VersionSpan(version=1, start=0, end=0), VersionSpan(version=2, start=0, end=3))}, "order"),
+        ({"finish_reason": "abort"}, "'abort'"),
+        ({"pool": "stale"}, "'stale'"),
+        ({"cached_tokens": -1}, "cached_tokens must be >= 0, got -1"),
     ],
 )
 def test_a_completion_that_breaks_its_contract_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         make_completion(**changes)
+
+
+def test_versions_are_counted_from_zero() -> None:
+    with pytest.raises(RecordError, match="version must be >= 0, got -1"):
+        VersionSpan(version=-1, start=0, end=1)
+    with pytest.raises(RecordError, match="admitted_version must be >= 0, got -1"):
+        replace(make_group([1.0]), admitted_version=-1)
 
 
 def test_a_segment_interleaves_context_and_samples() -> None:
@@ -158,6 +170,16 @@ def test_signal_needs_two_valid_rewards_that_differ(rewards: list[float | None],
     assert make_group(rewards).has_signal is has_signal
 
 
+def test_an_episode_that_ended_before_its_first_token_is_valid_but_has_no_vote() -> None:
+    early = make_trajectory(-0.2, end=EpisodeEnd.WALL_TIMEOUT)
+    late = make_trajectory(-0.2, make_segment(), end=EpisodeEnd.WALL_TIMEOUT)
+    broken = make_trajectory(None, make_segment(), end=EpisodeEnd.ENV_ERROR)
+    assert [(t.end.is_valid, t.votes) for t in (early, late, broken)] == [(True, False), (True, True), (False, False)]
+    silent = [[make_segment()], [make_segment()], []]
+    assert not make_group([0.0, 0.0, -0.2], segments=silent).has_signal
+    assert make_group([0.0, 1.0, -0.2], segments=silent).has_signal
+
+
 def test_every_end_has_a_status_and_infrastructure_ends_neither_vote_nor_teach() -> None:
     infrastructure = {end for end in EpisodeEnd if end.is_infrastructure}
     names = {"env_timeout", "env_error", "engine_error", "cancelled"}
@@ -191,9 +213,19 @@ def test_wrong_sampling_params_are_refused(changes: dict[str, Any]) -> None:
         SamplingParams(**(fields | changes))
 
 
-def test_a_turns_reward_is_finite() -> None:
+def test_a_turns_reward_is_finite_and_its_calls_are_counted_from_zero() -> None:
     with pytest.raises(RecordError, match="finite"):
         Turn(context_ids=np.array([1], np.int32), completion=make_completion(), reward=float("inf"))
+    with pytest.raises(RecordError, match="num_calls must be >= 0, got -1"):
+        Turn(context_ids=np.array([1], np.int32), completion=make_completion(), num_calls=-1)
+
+
+def test_a_plan_has_a_shape_exactly_if_it_trains() -> None:
+    assert StepPlan(train=True, num_micro_batches=2, row_tokens=64, publish=True).row_tokens == 64
+    assert StepPlan(train=False, stop=True).stop
+    for train, num_micro_batches, row_tokens in ((True, 0, 64), (True, 2, 0), (False, 2, 64), (False, 0, 64)):
+        with pytest.raises(RecordError, match=f"train={train}, {num_micro_batches} and {row_tokens}"):
+            StepPlan(train=train, num_micro_batches=num_micro_batches, row_tokens=row_tokens)
 
 
 def test_ids_are_a_read_only_copy() -> None:
