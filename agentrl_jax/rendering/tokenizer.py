@@ -75,7 +75,7 @@ class ChatTokenizer:
             text: str = self._backend.decode([int(id_) for id_ in ids], skip_special_tokens=False)
             return text
         table = self._bytes
-        return b"".join([table.get(int(id_), _REPLACEMENT) for id_ in ids]).decode("utf-8", errors="replace")
+        return b"".join([table.get(id_, _REPLACEMENT) for id_ in ids]).decode("utf-8", errors="replace")
 
 
 def load_tokenizer(folder: str | PathLike[str]) -> ChatTokenizer:

@@ -20,6 +20,9 @@ from agentrl_jax.rendering.tool_calls import ToolCallPolicy, parse_tool_calls
 from agentrl_jax.rendering.untrusted import SpecialTokenGuard
 from agentrl_jax.types import Bools, Ids, as_ids
 
+_NUM_PROMPTS = 64
+"""Prompts whose ids are kept: the members of a group ask for the same one within moments."""
+
 # Contents that templates are known to trim, escape or interpret.
 _AWKWARD_CONTENTS = (
     "",
@@ -63,6 +66,7 @@ class TemplateRenderer:
         ends = dict.fromkeys((self._closing, *self.tokenizer.eos_tokens))
         self._stop_ids = tuple(self.tokenizer.special_tokens[t] for t in ends if t in self.tokenizer.special_tokens)
         self._skeleton = lru_cache(maxsize=256)(self._derive_skeleton)
+        self._encode_prompt = lru_cache(maxsize=_NUM_PROMPTS)(lambda text: as_ids(self._encode(text)))
         self._check_boundaries()
 
     @property
@@ -72,7 +76,7 @@ class TemplateRenderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         """int32 ids before the first assistant turn, generation prompt included."""
-        return self.full_render(messages, tools, add_generation_prompt=True)
+        return self._encode_prompt(self._render(messages, tools, True))
 
     def reply(self, messages: Sequence[Message]) -> Ids:
         """int32 ids between a turn that ended with a stop id and the next one, generation prompt included.
