@@ -48,6 +48,22 @@ async def run_group(admitted: AdmittedGroup, *, group_size: int, setup: EpisodeS
     )
 
 
+def check_versions(group: Group, newest: int) -> None:
+    """Raise RecordError if an engine claims that a version after `newest`, the newest published, sampled a token.
+
+    Its stamps are worthless then, and with them every age and every importance ratio.
+    """
+    for trajectory in group.trajectories:
+        for turn in trajectory.turns:
+            completion = turn.completion
+            claimed = max(span.version for span in completion.version_spans)
+            if claimed > newest:
+                raise RecordError(
+                    f"{trajectory.episode_id}: engine {completion.engine!r} claims that version {claimed} sampled it, "
+                    f"but no version after {newest} has been published"
+                )
+
+
 def _check_first_prompts(task: Task, trajectories: Sequence[Trajectory]) -> None:
     prompts = {t.member: t.segments[0].turns[0].context_ids for t in trajectories if t.segments}
     for member, prompt in prompts.items():

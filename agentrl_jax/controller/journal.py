@@ -21,12 +21,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from agentrl_jax.controller.journal_codec import decode_group, encode_group, task_to_json
 from agentrl_jax.controller.journal_files import AppendFile, flush_folder
 from agentrl_jax.controller.journal_history import History, Position, fold
 from agentrl_jax.controller.journal_lines import decode_lines, encode_line
+from agentrl_jax.controller.ledger import Ending
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.types import Group, Task
 
@@ -125,7 +126,7 @@ class Journal:
                 self._num_writing[number] -= 1
                 self._close_unused()
 
-    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+    def ended(self, group_id: int, how: Ending) -> None:
         """A group ended without being trained. Not flushed."""
         self._append({"kind": "ended", "group": group_id, "how": how})
 

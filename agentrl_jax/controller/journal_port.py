@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import trio
 
 from agentrl_jax.controller.group import AdmittedGroup
 from agentrl_jax.controller.journal import Journal
+from agentrl_jax.controller.ledger import Ending
 from agentrl_jax.types import Group
 
 
@@ -23,7 +23,7 @@ class ThreadedJournal:
     async def completed(self, group: Group) -> None:
         await trio.to_thread.run_sync(self.journal.completed, group)
 
-    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+    def ended(self, group_id: int, how: Ending) -> None:
         self.journal.ended(group_id, how)
 
     async def publishing(self, version: int) -> None:

@@ -95,8 +95,8 @@ def restore_sampler(sampler: TaskSampler, journal: Journal, saved: Mapping[str, 
     """Bring `sampler` to where the crash left it, with the reissued tasks first.
 
     saved: of the checkpoint: {"sampler": TaskSampler.state(), "position": Journal.position()}, both of one moment;
-    None for a new sampler. What was drawn later is drawn once more and dropped: those groups are adopted, reissued,
-    or have ended. Raises ConfigError if it draws other tasks than the run did. Call it before `begin`.
+    None for a new sampler. What was drawn later is replayed: those groups are adopted, reissued, or have ended.
+    Raises ConfigError if the run cannot have drawn these tasks from it. Call it before `begin`.
     """
     position = FRESH
     if saved is not None:
@@ -105,10 +105,10 @@ def restore_sampler(sampler: TaskSampler, journal: Journal, saved: Mapping[str, 
     for draw in journal.history.draws_after(position):
         if draw.drawn is None:
             sampler.requeue(draw.requeued)
-        elif (task := sampler.draw()) != draw.drawn:
+        elif not sampler.replay(draw.drawn):
             raise ConfigError(
                 f"cannot resume: the run drew {draw.drawn.key} for group {draw.position.group_id}, but now it would be "
-                f"{task.key}; tasks, their order and the weights of the envs must be those of the run"
+                f"{sampler.peek().key}; tasks and their order must be those of the run"
             )
     sampler.requeue(plan.reissued.values())
 

@@ -1,7 +1,7 @@
 """Which groups are in flight and how old each may get. A group ends exactly once: consumed, dropped or cancelled.
 
     live ──▶ complete ──▶ consumed
-      ├────▶ dropped     no member is valid
+      ├────▶ dropped     no member is valid; or, with dynamic sampling, there is no signal
       └────▶ cancelled   a straggler under `stragglers = cancel`, its own switch, or the end of the run
 
 A group admitted at version a with staleness bound k is *due* at version a + k: the last version it may be consumed
@@ -13,7 +13,6 @@ from. The learner may step from version v only if everything it leaves behind ca
 Admissions obey the same rule, so that it can always be satisfied by completing, or cancelling, live groups.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -22,12 +21,15 @@ from typing import Literal
 import trio
 
 from agentrl_jax.controller.admission import Permit
+from agentrl_jax.controller.breaker import CircuitBreaker
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.group import AdmittedGroup
-from agentrl_jax.errors import NoProgressError
 from agentrl_jax.types import Group, Task
 
-Fate = Literal["complete", "dropped", "cancelled"]
+Ending = Literal["dropped", "no_signal", "cancelled"]
+"""How a group ends that is not consumed; `no_signal`: dropped by dynamic sampling."""
+
+Fate = Literal["complete"] | Ending
 
 
 class _State(Enum):
@@ -58,7 +60,7 @@ class _Entry:
 class LedgerStatistics:
     """A snapshot. num_admitted = num_live + num_complete + num_consumed + num_dropped + num_cancelled.
 
-    num_admitted: adopted groups included.
+    num_admitted: adopted groups included. num_no_signal: of num_dropped, those that dynamic sampling dropped.
     """
 
     version: int
@@ -67,6 +69,7 @@ class LedgerStatistics:
     num_complete: int
     num_consumed: int
     num_dropped: int
+    num_no_signal: int
     num_cancelled: int
 
 
@@ -80,9 +83,12 @@ class CollectedBatch:
 
 
 @dataclass
-class _Ended:
+class EndedGroups:
+    """Groups that ended without being consumed. num_no_signal: of `dropped`, those that dynamic sampling dropped."""
+
     dropped: list[Group] = field(default_factory=list)
     cancelled: list[Group] = field(default_factory=list)
+    num_no_signal: int = 0
 
 
 class Ledger:
@@ -98,16 +104,19 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
         self._is_stepping = False
         self._changed = trio.Event()
-        self._num_adopted = self._num_consumed = self._num_dropped = self._num_cancelled = 0
-        # By env: the successes of one must not hide that another one is broken for good.
-        self._failures_in_a_row: Counter[str] = Counter()
-        self._has_given_up = False
-        self._ended = _Ended()
+        self._num_adopted = self._num_consumed = self._num_dropped = self._num_no_signal = self._num_cancelled = 0
+        self._breaker = CircuitBreaker(config)
+        self._ended = EndedGroups()
 
     @property
     def version(self) -> int:
         """The last published version: what age is counted from, and what a step starts from."""
         return self._version
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version that an engine can serve: while a step is running, the next one may be published."""
+        return self._version + self._is_stepping
 
     @property
     def next_group_id(self) -> int:
@@ -125,7 +134,7 @@ class Ledger:
 
     def _is_admissible(self, env: str) -> bool:
         # While a step is running, nothing can be consumed before the version after it.
-        next_version = self._version + self._is_stepping
+        next_version = self.newest_version
         due = self._version + self._config.staleness_bound(env)
         capacity = self._config.batch_capacity
         dues = sorted([due, *(e.due for e in self._entries.values() if e.is_open)])
@@ -155,23 +164,35 @@ class Ledger:
         entry = self._running(group.group_id)
         if entry.admitted.switch.is_tripped:
             return "cancelled"
-        return "complete" if any(trajectory.end.is_valid for trajectory in group.trajectories) else "dropped"
+        if not any(trajectory.end.is_valid for trajectory in group.trajectories):
+            return "dropped"
+        return "no_signal" if self._config.dynamic_sampling and not group.has_signal else "complete"
 
     def settle(self, group: Group) -> None:
         """All episodes of `group` have ended. Raises NoProgressError, RuntimeError if it was settled before."""
         entry, fate = self._running(group.group_id), self.fate(group)
-        if fate == "cancelled":
-            self._ended.cancelled.append(group)
-            self._cancelled(entry)
-        elif fate == "complete":
-            self._failures_in_a_row[group.task.env] = 0
-            entry.state, entry.group = _State.COMPLETE, group
+        try:
+            if fate == "cancelled":
+                self._ended.cancelled.append(group)
+                self._cancelled(entry)
+            elif fate == "complete":
+                entry.state, entry.group = _State.COMPLETE, group
+                self._breaker.completed(group)
+            else:
+                self._drop(entry, group, has_valid=fate == "no_signal")
+        finally:
+            self._notify()
+
+    def _drop(self, entry: _Entry, group: Group, *, has_valid: bool) -> None:
+        self._ended.dropped.append(group)
+        self._ended.num_no_signal += has_valid
+        self._num_dropped += 1
+        self._num_no_signal += has_valid
+        self._remove(entry)
+        if has_valid:
+            self._breaker.without_signal(group)
         else:
-            self._ended.dropped.append(group)
-            self._num_dropped += 1
-            self._remove(entry)
-            self._count_failure(group)
-        self._notify()
+            self._breaker.failed(group)
 
     def abandon(self, group_id: int) -> None:
         """A group's episodes ended without a record, because the run is ending. Raises RuntimeError like `settle`."""
@@ -183,19 +204,6 @@ class Ledger:
         if entry is None or entry.state not in (_State.LIVE, _State.CANCELLED):
             raise RuntimeError(f"group {group_id} is not running; a group ends exactly once")
         return entry
-
-    def _count_failure(self, group: Group) -> None:
-        env = group.task.env
-        self._failures_in_a_row[env] += 1
-        # Once only: further groups, of this env or of others, may settle before the run has ended.
-        if self._failures_in_a_row[env] >= self._config.max_consecutive_failures and not self._has_given_up:
-            self._has_given_up = True
-            ends = sorted({trajectory.end.value for trajectory in group.trajectories})
-            errors = [trajectory.error for trajectory in group.trajectories if trajectory.error]
-            raise NoProgressError(
-                f"{self._failures_in_a_row[env]} groups in a row of env {env!r} had no valid member. The last one, of "
-                f"task {group.task.key}, ended as {', '.join(ends)}: {next(iter(errors), 'no error text')}"
-            )
 
     async def collect(self) -> CollectedBatch:
         """Wait for the batch of the next step and take it. `finish_step` must follow.
@@ -260,10 +268,10 @@ class Ledger:
         for entry in list(self._entries.values()):
             self._cancelled(entry)
 
-    def drain_ended(self) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-        """Return and forget the groups (dropped, cancelled) since the last call."""
-        ended, self._ended = self._ended, _Ended()
-        return tuple(ended.dropped), tuple(ended.cancelled)
+    def drain_ended(self) -> EndedGroups:
+        """Return and forget the groups that were dropped or cancelled since the last call."""
+        ended, self._ended = self._ended, EndedGroups()
+        return ended
 
     def _cancelled(self, entry: _Entry) -> None:
         self._num_cancelled += 1
@@ -286,5 +294,6 @@ class Ledger:
             num_complete=states.count(_State.COMPLETE),
             num_consumed=self._num_consumed,
             num_dropped=self._num_dropped,
+            num_no_signal=self._num_no_signal,
             num_cancelled=self._num_cancelled,
         )

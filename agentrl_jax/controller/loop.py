@@ -15,7 +15,7 @@ import trio
 from agentrl_jax.controller.admission import Admission
 from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.group import AdmittedGroup
+from agentrl_jax.controller.group import AdmittedGroup, check_versions
 from agentrl_jax.controller.ledger import CollectedBatch, Ledger
 from agentrl_jax.controller.ports import (
     JournalPort,
@@ -30,6 +30,7 @@ from agentrl_jax.controller.ports import (
     StepTimings,
 )
 from agentrl_jax.controller.tasks import TaskSampler
+from agentrl_jax.controller.watch import Watch
 from agentrl_jax.errors import ConfigError, NoProgressError
 from agentrl_jax.types import Group
 
@@ -107,6 +108,7 @@ class _Run:
     admission: Admission
     journal: JournalPort
     admitting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    watch: Watch = field(default_factory=Watch)
     num_steps: int = 0
     num_fruitless: int = 0
 
@@ -133,6 +135,7 @@ class _Run:
         with ExitStack() as unsettled:
             unsettled.callback(self.ledger.abandon, admitted.group_id)
             group = await self.run_one_group(admitted)
+            check_versions(group, self.ledger.newest_version)
             if self.ledger.fate(group) == "complete":
                 await self.journal.completed(group)
             unsettled.pop_all()
@@ -186,7 +189,10 @@ class _Run:
     def _record(
         self, step: int, version: int, batch: CollectedBatch, outcome: StepOutcome, timings: StepTimings
     ) -> StepRecord:
-        dropped, cancelled = self.ledger.drain_ended()
+        ended = self.ledger.drain_ended()
+        dropped, cancelled = tuple(ended.dropped), tuple(ended.cancelled)
+        # Before `on_step`: what a checkpoint of this step saves has seen the groups that its params contain.
+        self.sampler.observe((*batch.groups, *dropped))
         return StepRecord(
             step=step,
             version=version,
@@ -196,10 +202,13 @@ class _Run:
             ages=batch.ages,
             dropped=dropped,
             cancelled=cancelled,
+            num_no_signal=ended.num_no_signal,
             ends=Counter(t.end for g in (*batch.groups, *dropped, *cancelled) for t in g.trajectories),
             metrics=outcome.metrics,
             timings=timings,
             open_tasks=self.ledger.open_tasks,
+            tasks=self.sampler.statistics(),
+            warnings=self.watch.observe(batch.groups, dropped, cancelled),
         )
 
     def _check_progress(self, groups: tuple[Group, ...], outcome: StepOutcome) -> None:

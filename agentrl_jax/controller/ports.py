@@ -2,11 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from agentrl_jax.controller.admission import AdmissionStatistics
 from agentrl_jax.controller.group import AdmittedGroup
-from agentrl_jax.controller.ledger import LedgerStatistics
+from agentrl_jax.controller.ledger import Ending, LedgerStatistics
+from agentrl_jax.controller.tasks import EnvTasks
+from agentrl_jax.controller.watch import RunWarning
 from agentrl_jax.types import EpisodeEnd, Group, Task
 
 
@@ -54,9 +56,11 @@ class StepRecord:
 
     version: the learner's before the step. ages: of `groups`, in their order, relative to it.
     dropped, cancelled: the groups that ended so since the previous record; `groups` are the consumed ones.
+    num_no_signal: of `dropped`, those that dynamic sampling dropped; the others have no valid member.
     ends: why the episodes of all these groups ended.
     open_tasks: of the groups still in flight, oldest first. Together with the sampler's state at this moment they
       are what a resumed run issues again.
+    tasks: where the sampler stands, by env. warnings: what came up in this step and its owner should know.
     """
 
     step: int
@@ -67,10 +71,13 @@ class StepRecord:
     ages: tuple[int, ...]
     dropped: tuple[Group, ...]
     cancelled: tuple[Group, ...]
+    num_no_signal: int
     ends: Mapping[EpisodeEnd, int]
     metrics: Mapping[str, float]
     timings: StepTimings
     open_tasks: tuple[Task, ...]
+    tasks: Mapping[str, EnvTasks]
+    warnings: tuple[RunWarning, ...]
 
 
 class JournalPort(Protocol):
@@ -85,7 +92,7 @@ class JournalPort(Protocol):
         """Keep `group`; no step consumes it before this returns."""
         ...
 
-    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None: ...
+    def ended(self, group_id: int, how: Ending) -> None: ...
 
     async def publishing(self, version: int) -> None:
         """Keep that `version` exists; it is not sent to any engine before this returns."""
@@ -105,7 +112,7 @@ class NoJournal:
     async def completed(self, group: Group) -> None:
         pass
 
-    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+    def ended(self, group_id: int, how: Ending) -> None:
         pass
 
     async def publishing(self, version: int) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import trio
 
@@ -15,6 +15,7 @@ from agentrl_jax.controller.journal import HISTORY_NAME, Journal, read_history
 from agentrl_jax.controller.journal_codec import task_from_json
 from agentrl_jax.controller.journal_lines import decode_lines
 from agentrl_jax.controller.journal_resume import ResumePlan, begin, plan_start, restore_sampler
+from agentrl_jax.controller.ledger import Ending
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import LoopResult, StepOutcome, StepRecord
 from agentrl_jax.controller.tasks import TaskSampler
@@ -59,7 +60,7 @@ class SlowJournal:
         self.journal.completed(group)
         await trio.sleep(self.world.disk_s)
 
-    def ended(self, group_id: int, how: Literal["dropped", "cancelled"]) -> None:
+    def ended(self, group_id: int, how: Ending) -> None:
         self.journal.ended(group_id, how)
 
     async def publishing(self, version: int) -> None:

@@ -184,14 +184,32 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
             plan_start(journal, CONFIG)
 
 
-@pytest.mark.parametrize("other", [{"seed": 1}, {"weights": {"a": 9.0, "b": 1.0}}])
-def test_other_tasks_are_refused(other: dict[str, object], tmp_path: Path) -> None:
+def test_other_tasks_are_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.admit(6)
     with run.journal as journal:
         plan = plan_start(journal, CONFIG)
         with pytest.raises(ConfigError, match="cannot resume: the run drew"):
-            restore_sampler(make_sampler(**other), journal, None, plan)  # type: ignore[arg-type]
+            restore_sampler(make_sampler(seed=1), journal, None, plan)
+
+
+def test_the_weights_may_change_between_processes(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save()
+    ids = run.admit(6)
+    with run.journal as journal:
+        plan = plan_start(journal, CONFIG, step=0, version=0)
+        sampler = make_sampler(weights={"a": 9.0, "b": 1.0})
+        restore_sampler(sampler, journal, None, plan)
+        reissued = [sampler.draw() for _ in ids]
+        assert reissued == list(plan.reissued.values())
+        later = [sampler.draw() for _ in range(20)]
+    assert [task.env for task in later].count("b") in (1, 2, 3)
+    unbroken = make_sampler()
+    drawn = [unbroken.draw() for _ in range(60)]
+    for env in "ab":  # each env goes on with its own next task
+        after = [task for task in (*reissued, *later) if task.env == env]
+        assert after == [task for task in drawn if task.env == env][: len(after)]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import trio
 from agentrl_jax.controller.admission import Admission
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.group import AdmittedGroup
-from agentrl_jax.controller.ledger import CollectedBatch, Ledger
+from agentrl_jax.controller.ledger import CollectedBatch, EndedGroups, Ledger
 from agentrl_jax.errors import ConfigError, NoProgressError
 from agentrl_jax.types import EpisodeEnd, Group, Task, Trajectory
 
@@ -152,9 +152,9 @@ async def test_cancel_steps_without_the_straggler(autojump_clock: trio.testing.M
     book.settle(0, end=EpisodeEnd.CANCELLED)
     assert book.admission.statistics().num_held == 0
     assert book.ledger.statistics().num_cancelled == 1
-    dropped, cancelled = book.ledger.drain_ended()
-    assert (dropped, [group.group_id for group in cancelled]) == ((), [0])
-    assert book.ledger.drain_ended() == ((), ())
+    ended = book.ledger.drain_ended()
+    assert (ended.dropped, [group.group_id for group in ended.cancelled]) == ([], [0])
+    assert book.ledger.drain_ended() == EndedGroups()
 
 
 async def test_an_env_with_its_own_bound_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
@@ -248,10 +248,15 @@ async def test_a_group_without_a_valid_member_is_dropped_at_once(autojump_clock:
     book.settle(2)  # a success in between starts the count anew
     await book.admit("a", "a")
     book.settle(3, 4, end=EpisodeEnd.ENV_TIMEOUT)
-    with pytest.raises(NoProgressError, match=r"3 groups in a row .* task a/train/5/0, ended as env_error: broke"):
+    message = (
+        r"3 groups in a row of env 'a' had no valid member, most often because of env_timeout "
+        r"\(episodes: env_timeout 4, env_error 2\)\. The last group, of task a/train/5/0"
+    )
+    with pytest.raises(NoProgressError, match=message):
         book.settle(5, end=EpisodeEnd.ENV_ERROR)
-    dropped, _ = book.ledger.drain_ended()
-    assert [group.group_id for group in dropped] == [0, 1, 3, 4, 5]
+    ended = book.ledger.drain_ended()
+    assert [group.group_id for group in ended.dropped] == [0, 1, 3, 4, 5]
+    assert ended.num_no_signal == 0
 
 
 async def test_failures_are_counted_by_env(autojump_clock: trio.testing.MockClock) -> None:
