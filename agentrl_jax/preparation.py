@@ -43,7 +43,9 @@ def prepare(
     or too small for any demonstration of a warm-up.
     """
     count = config.warm_up.demonstrations if config.has_warm_up else _NUM_FOR_SIZES
-    conversations = play_demonstrations(families, count, noise=config.warm_up.noise, seed=config.seed)
+    conversations = play_demonstrations(
+        families, count, noise=config.warm_up.noise, seed=config.seed, limit=config.limit
+    )
     if config.model is None:
         words = sorted({word for family in families for word in family.vocabulary()})
         policy = create_policy(
@@ -109,7 +111,9 @@ def _describe(
     say: Callable[[str], None],
 ) -> None:
     for family in families:
-        say(f"{family.name}: {family.num_tasks('train'):,} training tasks, {family.num_tasks('eval'):,} held out")
+        num_train, num_eval = family.num_tasks("train"), family.num_tasks("eval")
+        used = "" if config.limit is None else f", of which at most {config.limit:,} are used"
+        say(f"{family.name}: {num_train:,} training tasks{used}, {num_eval:,} held out")
     say(
         f"policy: {num_params(policy.model) / 1e6:.2f} M parameters, {policy.model.vocab_size} ids; longest "
         f"demonstration {longest} tokens, context {config.max_context_tokens}"
@@ -123,13 +127,17 @@ def _describe(
 
 
 def play_demonstrations(
-    families: Sequence[EnvFamily], count: int, *, noise: float, seed: int
+    families: Sequence[EnvFamily], count: int, *, noise: float, seed: int, limit: int | None = None
 ) -> list[tuple[tuple[Message, ...], tuple[Tool, ...]]]:
-    """`count` episodes of the scripted experts on training tasks, the families taking turns."""
+    """`count` episodes of the scripted experts on training tasks, the families taking turns.
+
+    limit: use at most the first so many tasks of each family.
+    """
     played = []
     for number in range(count):
         family = families[number % len(families)]
-        index = (number // len(families)) % family.num_tasks("train")
+        num_tasks = family.num_tasks("train") if limit is None else min(limit, family.num_tasks("train"))
+        index = (number // len(families)) % num_tasks
         rng = Random(derive_seed(seed, "demonstration", family.name, number))
         played.append((family.demonstrate(family.task("train", index), rng, noise=noise), family.tools))
     return played

@@ -1,6 +1,6 @@
 """Episodes of every family on one pool of engines: training groups, and evaluations on held-out tasks."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import trio
@@ -11,6 +11,7 @@ from agentrl_jax.controller.evaluation import run_tasks
 from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.ports import RunOneGroup
 from agentrl_jax.controller.sessions import thread_sessions
+from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.evaluation import Evaluation, summarise
@@ -32,17 +33,17 @@ class Rollouts:
         self._renderers = {family.name: TemplateRenderer(tokenizer, tools=family.tools) for family in families}
         self._limiter = trio.CapacityLimiter(config.engine.num_slots)
 
-    def training_groups(self) -> RunOneGroup:
-        """Run admitted groups, as many at a time as the engines have slots for.
+    def training_groups(self, shares: Callable[[], Mapping[str, float]]) -> RunOneGroup:
+        """Run admitted groups, as many at a time as the engines have slots for, each env with its share of them.
 
         More episodes than slots would only take each other's prefixes out of the engines' caches.
         """
         size = self._config.rollout.group_size
-        slots = trio.Semaphore(max(1, self._config.engine.num_slots // size))
+        slots = GroupSlots(max(1, self._config.engine.num_slots // size), shares)
         setups = self._setups(self.pool, "train", self._config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
-            async with slots:
+            async with slots.place(admitted.task.env):
                 return await run_group(admitted, group_size=size, setup=setups[admitted.task.env])
 
         return run_one_group

@@ -72,6 +72,7 @@ def table(history: History, num_cut_bytes: int) -> list[str]:
         ("groups admitted", totals["admitted"], ""),
         ("  trained", totals["trained"], "in the history of the present parameters"),
         ("  dropped", totals["dropped"], "no episode was valid"),
+        ("  without signal", totals["no_signal"], "dropped by dynamic sampling"),
         ("  cancelled", totals["cancelled"], "stragglers"),
         ("  reissued", totals["reissued"], "cut off by a crash or a stop, and drawn again"),
         ("  complete", complete, "to be trained"),

@@ -1,6 +1,7 @@
 """What a run prints: plain lines that read well in a terminal and in a log file. Pure functions of records."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from agentrl_jax.algo.metrics import macro_average, merge, task_metrics
@@ -19,7 +20,9 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "is_applied": record.is_applied,
         "num_groups": len(record.groups),
         "num_dropped": len(record.dropped),
+        "num_no_signal": record.num_no_signal,
         "num_cancelled": len(record.cancelled),
+        "cancelled_envs": {env: m.as_floats() for env, m in task_metrics(record.cancelled).items()},
         "age_max": max(record.ages, default=0),
         "age_mean": sum(record.ages) / len(record.ages) if record.ages else 0.0,
         "collect_s": record.timings.collect_s,
@@ -30,6 +33,7 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "metrics": dict(record.metrics),
         "envs": {env: metrics.as_floats() for env, metrics in by_env.items()},
         "micro": merge(by_env.values()).as_floats(),
+        "tasks": {env: asdict(tasks) for env, tasks in record.tasks.items()},
         "macro_success_rate": macro_average(m.success_rate for m in by_env.values()),
     }
 
@@ -56,7 +60,9 @@ def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
         parts.append(f"kl {record.metrics.get('behavior_kl', float('nan')):.4f}")
     else:
         parts.append("not applied: " + ("no group has a signal" if record.is_finite else "loss or gradient not finite"))
-    lost = len(record.dropped) + len(record.cancelled)
+    lost = len(record.dropped) - record.num_no_signal + len(record.cancelled)
+    if record.num_no_signal:
+        parts.append(f"{record.num_no_signal} groups without signal dropped")
     if lost:
         parts.append(f"{lost} groups lost")
     broken = {end.value: count for end, count in record.ends.items() if end.is_infrastructure}
