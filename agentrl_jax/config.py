@@ -44,6 +44,8 @@ class TrainConfig:
     """Folder of real task data; without it every environment generates its own tasks"""
     level: int = 1
     """Difficulty of the tasks"""
+    limit: int | None = None
+    """Train on at most so many tasks of each environment, the first ones (default: all of them)"""
     model: Path | None = None
     """Start from the weights and the tokenizer in this folder (Hugging Face layout, or RUN_DIR/model)"""
     with_warm_up: bool | None = None
@@ -73,6 +75,8 @@ class TrainConfig:
     """Steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 2
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
+    mismatch_alarm: float = 0.01
+    """Warn where engines and learner disagree about tokens of one version by more than this (nats a token)"""
     record_batches: bool = True
     """Keep the packed batch of every step in RUN_DIR/batches"""
 
@@ -108,7 +112,12 @@ class TrainConfig:
         for name in ("save_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        if not self.mismatch_alarm > 0.0:
+            raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")
+        self._check_loss()
         parse_mesh(self.mesh)
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"--limit must be >= 1, got {self.limit}")
         strangers = sorted(set(self.rollout.task_max_staleness) - set(self.env_names))
         if strangers:
             raise ConfigError(f"--rollout.task-max-staleness names {', '.join(strangers)}, but --tasks is {self.tasks}")
@@ -118,6 +127,23 @@ class TrainConfig:
             raise ConfigError(f"--tasks must name at least one environment, got {self.tasks!r}")
         if len(set(self.env_names)) < len(self.env_names):
             raise ConfigError(f"--tasks names an environment twice: {self.tasks!r}")
+        self.rollout.weights(self.env_names)
+
+    def _check_loss(self) -> None:
+        if self.loss.name == "sft":
+            raise ConfigError("--loss.name sft is the warm-up's: reinforcement learning needs one that uses advantages")
+        if self.loss.settings.correction != "none" or self.loss.is_external:
+            return
+        stale = [env for env, bound in self.rollout.task_max_staleness.items() if bound > 0]
+        if self.rollout.max_staleness > 0:
+            stale.append("--rollout.max-staleness")
+        if self.pool.has_lagging:
+            stale.append("--pool.lagging-prob")
+        if stale:
+            raise ConfigError(
+                f"--loss.correction none: asynchronous training with no correction ({', '.join(stale)} above 0) "
+                "would take tokens of other policies for the learner's own; choose another correction, or set them to 0"
+            )
 
     def with_context(self, max_context_tokens: int) -> "TrainConfig":
         """The config with every size that follows from the longest episode, and with one temperature."""
@@ -186,7 +212,18 @@ class TrainConfig:
             raise ConfigError(f"a saved config does not fit this version: {error}") from error
 
 
-_FIXED = ("recipe", "tasks", "level", "seed", "model", "with_warm_up", "warm_up", "network", "max_context_tokens")
+_FIXED = (
+    "recipe",
+    "tasks",
+    "level",
+    "limit",
+    "seed",
+    "model",
+    "with_warm_up",
+    "warm_up",
+    "network",
+    "max_context_tokens",
+)
 """What a run is made of: a resumed run cannot change it."""
 
 

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,8 @@ import trio
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.algo.policy_metrics import mismatch_alarm
+from agentrl_jax.batch_files import save_batch
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.journal_port import ThreadedJournal
@@ -29,13 +31,14 @@ from agentrl_jax.controller.journal_resume import ResumePlan
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import StepOutcome, StepRecord
 from agentrl_jax.controller.tasks import TaskSampler
+from agentrl_jax.controller.watch import RunWarning, crowding_warnings
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation, compare
 from agentrl_jax.learner import Learner
-from agentrl_jax.packing import build_batch, save_batch
+from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line, step_record, task_lines
 from agentrl_jax.rollouts import Rollouts
@@ -141,7 +144,11 @@ class _Training:
         self.learner: Learner
         self.lagging: LaggingPolicy | None = None
         self.sampler = TaskSampler(
-            families, {family.name: 1.0 for family in families}, derive_seed(self.config.seed, "tasks")
+            families,
+            self.config.rollout.weights(self.config.env_names),
+            derive_seed(self.config.seed, "tasks"),
+            limit=self.config.limit,
+            curriculum=self.config.rollout.curriculum,
         )
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
@@ -276,6 +283,7 @@ class _Training:
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
         """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
         self.rl_begun = self.step_begun = time.monotonic()
+        self._warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 
         async def publish(version: int) -> None:
             served = await rollouts.pool.publish(self.learner.params, version)
@@ -290,7 +298,7 @@ class _Training:
             result = await train_loop(
                 sampler=self.sampler,
                 config=self.config.rollout,
-                run_one_group=rollouts.training_groups(),
+                run_one_group=rollouts.training_groups(self.sampler.concurrency_shares),
                 learner=self,
                 publish=publish,
                 max_steps=self.config.max_steps - plan.step,
@@ -322,7 +330,7 @@ class _Training:
         self.num_learned += 1
         if self.config.record_batches and packed.micro_batches:
             save_batch(self.run_log.batch_path(self.num_learned), packed)
-        metrics = {**packed.stats, "packing_efficiency": packed.efficiency, **outcome.as_dict()}
+        metrics = {**packed.stats, **outcome.as_dict()}
         is_finite = outcome.outcome != "non_finite"
         return StepOutcome(is_finite=is_finite, is_applied=outcome.is_applied, metrics=metrics)
 
@@ -339,9 +347,18 @@ class _Training:
         self.say(step_line(record, max_steps=self.config.max_steps, step_s=step_s))
         for line in task_lines(record):
             self.say(line)
+        self._warn(step, record.warnings)
+        alarm = mismatch_alarm(record.metrics, self.config.mismatch_alarm)
+        if alarm is not None:
+            self._warn(step, [RunWarning(name="mismatch", env="", text=alarm)])
         if step % self.config.save_every == 0:
             save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
             await trio.to_thread.run_sync(save)
+
+    def _warn(self, step: int, warnings: Sequence[RunWarning]) -> None:
+        for warning in warnings:
+            self.run_log.log_metrics("warning", {"step": step, **asdict(warning)})
+            self.say(f"WARNING: {warning.text}")
 
     async def _evaluate(self, rollouts: Rollouts, when: str, *, step: int) -> Evaluations:
         results = Evaluations()

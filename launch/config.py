@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import tyro
 
+from agentrl_jax.algo.corrections import CorrectionName
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions
 from agentrl_jax.errors import ConfigError
@@ -41,10 +42,10 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
     start, _ = tyro.cli(_Start, args=arguments, return_unknown_args=True, add_help=False)
     try:
         if start.resume is not None:
-            return _parse_resumed(arguments, start.resume, program=program)
+            return _parse_resumed(arguments, start, start.resume, program=program)
         if start.recipe not in RECIPES:
             raise ConfigError(f"unknown recipe {start.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
-        recipe = RECIPES[start.recipe]
+        recipe = start.loss.applied_to(RECIPES[start.recipe])
         config = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=recipe)
         _check_effects(config, recipe)
         return config, {}
@@ -53,18 +54,36 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
 
 
 @dataclass(frozen=True)
+class _StartLoss:
+    name: str | None = None
+    correction: CorrectionName | None = None
+
+    def applied_to(self, config: TrainConfig) -> TrainConfig:
+        """`config` with this loss and correction, without the options that belong to the ones it had."""
+        name = config.loss.name if self.name is None else self.name
+        correction = self.correction
+        if correction is None and name == config.loss.name:
+            correction = config.loss.correction
+        if (name, correction) == (config.loss.name, config.loss.correction):
+            return config
+        return replace(config, loss=config.loss.with_choice(name, correction))
+
+
+@dataclass(frozen=True)
 class _Start:
     """What the defaults of all other flags depend on."""
 
     recipe: str = "kg"
     resume: Path | None = None
+    loss: _StartLoss = field(default_factory=_StartLoss)
 
 
 def _parse_resumed(
-    arguments: Sequence[str] | None, run_dir: Path, *, program: str
+    arguments: Sequence[str] | None, start: _Start, run_dir: Path, *, program: str
 ) -> tuple[TrainConfig, dict[str, str]]:
     saved = _saved_config(run_dir)
-    resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=saved)
+    before = start.loss.applied_to(saved)
+    resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=before)
     if resumed.run_dir != saved.run_dir:
         raise ConfigError("--resume names the run directory already: leave --run-dir out")
     resumed.check_resumes(saved)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.errors import ConfigError
@@ -51,6 +52,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
 def _run(config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFamily]) -> int:
     say = printer()
     mesh = open_mesh(parse_mesh(config.mesh), say)
+    make_loss(config.loss)  # a function of the user's is looked at before anything else starts
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
         say(f"note: --save-every {config.save_every} is above --max-steps: checkpoints only at start and end")

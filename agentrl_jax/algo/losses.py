@@ -1,145 +1,186 @@
-"""Losses as pure functions of arrays, one value a token, to be minimised.
+"""Losses by name: a formula of `surrogates.py` over a batch, corrected, aggregated, with the KL to a reference.
 
-To try an idea, write a function `(logprobs [B, T], TokenBatch) -> LossOutput` and hand it to the learner: return
-`masked_sum` of what each token costs, and the learner divides by the batch's global number of tokens.
+To try an idea, write a function `(logprobs [B, T], TokenBatch) -> LossOutput` into a file of your own and name it,
+`--loss.name=my_loss:loss`: return `masked_sum` of what each token costs over `loss_mask & has_signal`, and the learner
+divides by the batch's global number of tokens. The metrics that all losses have are added around it, and so is the KL.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from agentrl_jax.algo.aggregate import masked_sum, neutralise
-from agentrl_jax.algo.corrections import log_ratio
-from agentrl_jax.algo.kl import k3
-from agentrl_jax.batch import LossOutput, TokenBatch, Weighted
-from agentrl_jax.cli import Derived
-from agentrl_jax.errors import ConfigError
+from agentrl_jax.algo.aggregate import aggregate, masked_sum, neutralise
+from agentrl_jax.algo.corrections import Correction, correct, log_ratio
+from agentrl_jax.algo.external_loss import LossFn, check_output, import_loss, probe_batch
+from agentrl_jax.algo.histograms import QUANTILES
+from agentrl_jax.algo.kl import kl_to_reference
+from agentrl_jax.algo.loss_config import LossConfig, LossSettings
+from agentrl_jax.algo.policy_metrics import clip_metrics, correction_metrics, token_report
+from agentrl_jax.algo.segments import segment_means
+from agentrl_jax.algo.surrogates import cispo, clipped_surrogate, gspo, negative_log_likelihood, policy_gradient
+from agentrl_jax.batch import LossOutput, TokenBatch, Totals, Weighted
+from agentrl_jax.errors import ConfigError, RecordError
 
-LossFn = Callable[[Float[Array, "B T"], TokenBatch], LossOutput]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """Which loss, and its bounds.
-
-    name: `grpo` (`clipped_surrogate`) or `sft` (`negative_log_likelihood`, which has no further options).
-    clip_low, clip_high: the ratio is clipped to [1 − clip_low, 1 + clip_high].
-    dual_clip: bound of the loss for a negative advantage, in units of |A|; None for no bound.
-    """
-
-    name: Derived[Literal["grpo", "sft"]] = "grpo"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = 3.0
-
-    def __post_init__(self) -> None:
-        if self.name not in ("grpo", "sft"):
-            raise ConfigError(f"loss name must be grpo or sft, got {self.name!r}")
-        if not 0.0 < self.clip_low < 1.0:
-            raise ConfigError(f"clip_low must be in (0, 1), got {self.clip_low}")
-        if not 0.0 < self.clip_high < float("inf"):
-            raise ConfigError(f"clip_high must be > 0 and finite, got {self.clip_high}")
-        if self.dual_clip is not None and not 1.0 < self.dual_clip < float("inf"):
-            raise ConfigError(f"dual_clip must be > 1 and finite, or None for no bound, got {self.dual_clip}")
-        if self.name == "sft":
-            changed = [f.name for f in fields(self) if f.name != "name" and getattr(self, f.name) != f.default]
-            if changed:
-                raise ConfigError(f"the sft loss does not clip: remove {', '.join(changed)}")
-
-
-def clipped_surrogate(
-    logprobs: Float[Array, "*b"],
-    behavior_logprobs: Float[Array, "*b"],
-    advantages: Float[Array, "*b"],
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-) -> Float[Array, "*b"]:
-    """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)), for A < 0 at most dual_clip·|A|; ρ = π/π_behavior.
-
-    PPO's surrogate (arXiv 1707.06347, eq. 7) with the dual clip of arXiv 1912.09729, as in AgentRL's code.
-    Sign: to be minimised; lowering it makes tokens of positive advantage likelier. Gradients flow into `logprobs`
-    only; `behavior_logprobs` and `advantages` are constants. No gradient where the bound in force is constant, and
-    none beyond |log ρ| = 20 (see `corrections.log_ratio`). Every input must be finite: mask first.
-
-    >>> ratio, advantage = jnp.array([1.0, 1.5, 5.0]), jnp.array([1.0, 1.0, -1.0])
-    >>> [round(x, 4) for x in clipped_surrogate(jnp.log(ratio), jnp.zeros(3), advantage).tolist()]
-    [-1.0, -1.2, 3.0]
-    """
-    advantages = jax.lax.stop_gradient(advantages)
-    ratio = jnp.exp(log_ratio(logprobs, jax.lax.stop_gradient(behavior_logprobs)))
-    loss = jnp.maximum(-advantages * ratio, -advantages * jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
-    if dual_clip is None:
-        return loss
-    return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
-
-
-def negative_log_likelihood(logprobs: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """−log π(token) in nats, to be minimised: supervised fine-tuning on demonstrations.
-
-    >>> round(float(negative_log_likelihood(jnp.log(jnp.array(0.5)))), 4)
-    0.6931
-    """
-    return -logprobs
+__all__ = ["LossConfig", "LossFn", "make_loss"]
 
 
 def make_loss(config: LossConfig) -> LossFn:
-    """The loss that `config` names, over loss_mask & has_signal of a batch.
+    """The loss that `config` names, over loss_mask & has_signal of a batch. Equal settings give equal losses.
 
-    The metrics of `grpo`, each a sum and a weight: over the tokens of the loss `clip_low_frac`, `clip_high_frac`
-    and `dual_clip_frac` (share of tokens without gradient because of that bound; the last is absent without a dual
-    clip); over all tokens of loss_mask, groups without a signal included, `ratio_mean` (1 if on-policy),
-    `behavior_kl` (k3 estimate of KL(behavior ‖ current), nats), `logprob_abs_diff` (nats) and `token_staleness`
-    (learner version − token's version).
+    Its metrics are those of `policy_metrics.token_report`, `clip_metrics` and `correction_metrics`, and with a
+    kl_coefficient `reference_kl` (unscaled, nats, over loss_mask); the sft loss has none. The sum and the weight are
+    such that their quotient over a step is
+
+        mean of the policy's cost + kl_coefficient · mean of the divergence from the reference,
+
+    each mean with its own denominator: the divergence's is over all of loss_mask, groups without a signal included.
+    A step in which no group has a signal has weight 0, and is not taken for the divergence's sake alone.
+
+    Raises:
+      ConfigError: a function of the user's cannot be found, or does not return what a loss must.
     """
     if config.name == "sft":
-        return _supervised
-    return partial(_policy, config=config)
+        return supervised
+    if config.is_external:
+        return _external(config)
+    return PolicyLoss(config.settings)
 
 
-def _supervised(logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
-    mask = batch.loss_mask & batch.has_signal
-    return LossOutput(loss=masked_sum(negative_log_likelihood(logprobs), mask), metrics={})
-
-
-def _policy(logprobs: Float[Array, "B T"], batch: TokenBatch, *, config: LossConfig) -> LossOutput:
-    mask = batch.loss_mask & batch.has_signal
-    per_token = clipped_surrogate(
-        neutralise(logprobs, mask),
-        neutralise(batch.behavior_logprobs, mask),
-        neutralise(batch.advantages, mask),
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
+def supervised(logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
+    """−log π over loss_mask & has_signal: the loss of demonstrations."""
+    return LossOutput(
+        loss=masked_sum(negative_log_likelihood(logprobs), batch.loss_mask & batch.has_signal), metrics={}
     )
-    metrics = _policy_metrics(jax.lax.stop_gradient(logprobs), batch, config)
-    return LossOutput(loss=masked_sum(per_token, mask), metrics=metrics)
 
 
-def _policy_metrics(logprobs: Float[Array, "B T"], batch: TokenBatch, config: LossConfig) -> dict[str, Weighted]:
-    sampled = batch.loss_mask
-    trained = sampled & batch.has_signal
-    current, behavior = neutralise(logprobs, sampled), neutralise(batch.behavior_logprobs, sampled)
-    ratio = jnp.exp(log_ratio(current, behavior))
-    advantages = neutralise(batch.advantages, trained)
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A loss of `surrogates.py` as its settings say."""
 
-    def share(condition: Array) -> Weighted:
-        return masked_sum(condition.astype(ratio.dtype), trained)
+    settings: LossSettings
 
-    metrics = {
-        "clip_low_frac": share((advantages < 0) & (ratio < 1.0 - config.clip_low)),
-        "clip_high_frac": share((advantages > 0) & (ratio > 1.0 + config.clip_high)),
-        "ratio_mean": masked_sum(ratio, sampled),
-        "behavior_kl": masked_sum(k3(behavior, current), sampled),
-        "logprob_abs_diff": masked_sum(jnp.abs(current - behavior), sampled),
-        "token_staleness": masked_sum(jnp.asarray(batch.version_lag).astype(ratio.dtype), sampled),
-    }
-    if config.dual_clip is not None:
-        metrics["dual_clip_frac"] = share((advantages < 0) & (ratio > config.dual_clip))
-    return metrics
+    def __call__(self, logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
+        """What the tokens of one micro-batch cost, and the figures about them."""
+        s, mask = self.settings, batch.loss_mask & batch.has_signal
+        current, behavior = neutralise(logprobs, mask), neutralise(batch.behavior_logprobs, mask)
+        advantages = neutralise(batch.advantages, mask)
+        bounds = {"cap": s.correction_cap, "low": s.correction_low, "high": s.correction_high}
+        correction = correct(s.correction, current, behavior, batch.segment_ids, mask, **bounds)
+        costs = correction.weight * self._costs(current, correction, advantages, batch, mask)
+        loss = aggregate(costs, mask, batch.sequence_tokens, how=s.aggregation, constant_length=s.constant_length)
+
+        metrics, maxima, histograms = token_report(logprobs, batch)
+        log_ratios = log_ratio(jax.lax.stop_gradient(current), behavior)
+        metrics |= correction_metrics(correction, jnp.exp(log_ratios), mask, s)
+        if s.name == "gspo":
+            log_ratios = segment_means(log_ratios, batch.segment_ids, mask)
+        metrics |= clip_metrics(jnp.exp(log_ratios), advantages, mask, s)
+        output = LossOutput(loss=loss, metrics=metrics, maxima=maxima, histograms=histograms)
+        return add_reference_kl(output, logprobs, batch, s)
+
+    def _costs(
+        self,
+        current: Float[Array, "B T"],
+        correction: Correction,
+        advantages: Float[Array, "B T"],
+        batch: TokenBatch,
+        mask: Bool[Array, "B T"],
+    ) -> Float[Array, "B T"]:
+        s, anchor = self.settings, correction.anchor
+        if s.name == "gspo":
+            return gspo(
+                current,
+                anchor,
+                advantages,
+                batch.segment_ids,
+                mask,
+                clip_low=s.clip_low,
+                clip_high=s.clip_high,
+                dual_clip=s.dual_clip,
+            )
+        if s.name == "cispo":
+            return cispo(current, anchor, advantages, clip_low=s.clip_low, clip_high=s.clip_high)
+        if s.name == "policy_gradient":
+            return policy_gradient(current, advantages)
+        return clipped_surrogate(
+            current, anchor, advantages, clip_low=s.clip_low, clip_high=s.clip_high, dual_clip=s.dual_clip
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalLoss:
+    """A function of the user's, with the metrics and the KL of the other losses around it."""
+
+    function: LossFn
+    settings: LossSettings
+
+    def __call__(self, logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
+        """What the function says of one micro-batch, and the rest."""
+        own, report = self.function(logprobs, batch), token_report(logprobs, batch)
+        output = LossOutput(
+            loss=own.loss,
+            metrics=own.metrics | report.metrics,
+            maxima=own.maxima | report.maxima,
+            histograms=own.histograms | report.histograms,
+        )
+        return add_reference_kl(output, logprobs, batch, self.settings)
+
+
+def add_reference_kl(
+    output: LossOutput, logprobs: Float[Array, "B T"], batch: TokenBatch, settings: LossSettings
+) -> LossOutput:
+    """`output` with kl_coefficient · W_policy / W_kl · Σ kl added to its total, and the metric `reference_kl`.
+
+    W are the step-wide weights of `batch.totals`: over a step, however it is cut, Σ total / Σ weight is then the mean
+    cost + kl_coefficient · the mean kl, each aggregated as the settings say. Nothing changes without a coefficient.
+
+    Raises:
+      RecordError: the batch has no reference_logprobs.
+    """
+    if not settings.kl_coefficient:
+        return output
+    if batch.reference_logprobs is None:
+        raise RecordError("a loss with a kl_coefficient needs batches with reference_logprobs, got one without")
+    mask = batch.loss_mask
+    divergence = kl_to_reference(
+        neutralise(logprobs, mask), neutralise(batch.reference_logprobs, mask), estimator=settings.kl_estimator
+    )
+    total, _ = aggregate(
+        divergence,
+        mask,
+        batch.sequence_tokens,
+        how=settings.aggregation,
+        constant_length=settings.constant_length,
+    )
+    policy, of_kl = _denominators(batch.totals, settings)
+    scale = jnp.where(of_kl > 0, policy / jnp.where(of_kl > 0, of_kl, 1.0), 0.0)
+    loss = Weighted(output.loss.total + settings.kl_coefficient * scale * total, output.loss.weight)
+    unscaled = masked_sum(jax.lax.stop_gradient(divergence), mask)
+    return output._replace(loss=loss, metrics=output.metrics | {"reference_kl": unscaled})
+
+
+def _denominators(totals: Totals, settings: LossSettings) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    if settings.aggregation == "token_mean":
+        return totals.signal_tokens, totals.loss_tokens
+    return totals.signal_sequences, totals.sequences
+
+
+_NAMES_AROUND = frozenset({"reference_kl", "entropy"}) | {f"ratio_{suffix}" for suffix in QUANTILES}
+
+
+def _external(config: LossConfig) -> LossFn:
+    function, has_reference = import_loss(config.name), config.needs_reference
+    batch = probe_batch(has_reference=has_reference)
+    around = jax.eval_shape(token_report, batch.behavior_logprobs, batch)
+    taken = _NAMES_AROUND.union(around.metrics, around.maxima, around.histograms)
+    check_output(function, config.name, has_reference=has_reference, taken=taken)
+    if has_reference:
+        weight = float(function(jnp.asarray(batch.behavior_logprobs), batch).loss.weight)
+        if weight != batch.totals.signal_tokens:
+            raise ConfigError(
+                f"loss {config.name}: with a kl_coefficient its weight must be the number of tokens of "
+                f"loss_mask & has_signal, {batch.totals.signal_tokens:.0f} in a probe, got {weight}"
+            )
+    return ExternalLoss(function, config.settings)

@@ -12,8 +12,9 @@ from jax.test_util import check_grads
 
 from agentrl_jax.algo.aggregate import masked_sum
 from agentrl_jax.algo.kl import k3
-from agentrl_jax.algo.losses import LossConfig, clipped_surrogate, make_loss, negative_log_likelihood
+from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.algo.metrics import means
+from agentrl_jax.algo.surrogates import clipped_surrogate, negative_log_likelihood
 from agentrl_jax.batch import TokenBatch, Totals
 from agentrl_jax.errors import ConfigError
 

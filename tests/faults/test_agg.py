@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.algo.advantages import AdvantageConfig, group_advantages
+from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.aggregate import masked_sum
-from agentrl_jax.algo.losses import LossConfig, LossFn, clipped_surrogate, make_loss
+from agentrl_jax.algo.baselines import group_advantages
+from agentrl_jax.algo.losses import LossConfig, LossFn, make_loss
+from agentrl_jax.algo.surrogates import clipped_surrogate
 from agentrl_jax.batch import LossOutput, TokenBatch, map_tokens
 from agentrl_jax.packing import PackedBatch, PackingConfig, build_batch, pack_demonstrations
 from tests.algo.record_builders import make_group, make_segment, make_turn
 
-PLAIN = AdvantageConfig(scale_by_std=False, task_normalisation="off")
+PLAIN = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
 
 
 def demonstrations(*lengths: int, rows_per_micro_batch: int = 1) -> PackedBatch:
@@ -83,7 +85,7 @@ def test_agg_06_the_gradient_norm_does_not_depend_on_the_number_of_micro_batches
 
 def test_agg_20_a_rejected_sibling_neither_votes_nor_shifts_the_rest() -> None:
     """Ours has no single-member rule: a lone valid member has no baseline, and so no signal."""
-    advantages, has_signal = group_advantages([100.0, 1.0], [False, True], [0, 0], scale_by_std=False)
+    advantages, has_signal = group_advantages([100.0, 1.0], [False, True], [0, 0], estimator="dr_grpo")
     assert (advantages.tolist(), has_signal.tolist()) == ([0.0, 0.0], [False, False])
-    three, _ = group_advantages([100.0, 1.0, 0.0], [False, True, True], [0] * 3, scale_by_std=False)
+    three, _ = group_advantages([100.0, 1.0, 0.0], [False, True, True], [0] * 3, estimator="dr_grpo")
     assert three.tolist() == [0.0, 0.5, -0.5]

@@ -14,7 +14,7 @@ from agentrl_jax.types import EpisodeEnd, Group
 from tests.algo.record_builders import make_group, make_segment, make_trajectory, make_turn
 
 PACKING = PackingConfig(row_tokens=(16,), rows_per_micro_batch=1)
-PLAIN = AdvantageConfig(scale_by_std=False, task_normalisation="off")
+PLAIN = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
 
 
 def build(groups: list[Group]) -> PackedBatch:
