@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from agentrl_jax.algo.histograms import histogram_figures
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.algo.metrics import means
 from agentrl_jax.batch import TokenBatch, Totals, map_tokens
@@ -182,5 +183,7 @@ def _to_metrics(figures: Figures, *, num_skipped: int) -> StepMetrics:
         grad_norm=float(figures.grad_norm),
         learning_rate=float(figures.learning_rate),
         num_skipped=0 if is_finite else num_skipped + (outcome == "non_finite"),
-        metrics=means(figures.output.metrics) | {name: float(value) for name, value in figures.output.maxima.items()},
+        metrics=means(figures.output.metrics)
+        | {name: float(value) for name, value in figures.output.maxima.items()}
+        | histogram_figures(figures.output.histograms),
     )
