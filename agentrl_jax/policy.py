@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl_jax.env import Message, Tool
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.export import save_pretrained
+from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template

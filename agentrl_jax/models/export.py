@@ -1,15 +1,12 @@
-"""Params to host tensors under Hugging Face's names: for engines as buckets, for disk as a checkpoint.
+"""Params to host tensors under Hugging Face's names, and for engines to buckets of them.
 
 At most one bucket is on the host at a time, whatever the model's size. No transport here.
 """
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
@@ -17,13 +14,13 @@ import numpy as np
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.hf_config import to_hf_config
-from agentrl_jax.models.params import HostArray, check_params, hf_entries, leaf_at, param_specs
+from agentrl_jax.models.families import hf_entries, param_specs
+from agentrl_jax.models.params import check_params, leaf_at
+from agentrl_jax.models.specs import HostArray
 
 ExportDType: TypeAlias = Literal["float32", "bfloat16"]
 
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-_SAFETENSORS_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +68,7 @@ def _fill_buckets(
 ) -> Iterator[HostBucket]:
     pending: list[HostTensor] = []
     size = 0
-    for name, array in _host_tensors(params, config, dtype):
+    for name, array in host_tensors(params, config, dtype):
         if pending and size + array.nbytes > bucket_bytes:
             yield HostBucket(tensors=tuple(pending))
             pending, size = [], 0
@@ -80,62 +77,12 @@ def _fill_buckets(
     yield HostBucket(tensors=tuple(pending))
 
 
-def _host_tensors(
-    params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType
-) -> Iterator[tuple[str, HostArray]]:
+def host_tensors(params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType) -> Iterator[tuple[str, HostArray]]:
+    """Yield (Hugging Face's name, C-contiguous array in `dtype`) of every tensor, in their order."""
     for name, spec, layer in hf_entries(config):
         leaf = leaf_at(params, spec.path)
         array = np.asarray(leaf if layer is None else leaf[layer])
         yield name, spec.to_hf(array.astype(DTYPES[dtype], copy=False))
-
-
-def save_pretrained(
-    params: Mapping[str, Any], config: ModelConfig, folder: Path, *, dtype: ExportDType = "float32"
-) -> None:
-    """Write `config.json` and `model.safetensors`, so that transformers, SGLang and `load_pretrained` read them.
-
-    Each file is complete or not there: it is written under another name, flushed to disk and renamed. The weights
-    come first, so that a folder with a `config.json` has them.
-    """
-    check_params(config, params)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(to_hf_config(config, dtype=dtype), indent=2) + "\n"
-    _write_atomically(folder / "model.safetensors", _safetensors_chunks(params, config, dtype))
-    _write_atomically(folder / "config.json", iter([text.encode()]))
-
-
-def _safetensors_chunks(params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType) -> Iterator[Any]:
-    """The safetensors format: length of the header (8 bytes, little endian), JSON header, data."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, spec, _ in hf_entries(config):
-        end = offset + prod(spec.hf_shape) * DTYPES[dtype].itemsize
-        header[name] = {
-            "dtype": _SAFETENSORS_NAMES[dtype],
-            "shape": list(spec.hf_shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    yield len(encoded).to_bytes(8, "little") + encoded
-    for _, array in _host_tensors(params, config, dtype):
-        yield array.reshape(-1).view(np.uint8).data
-
-
-def _write_atomically(path: Path, chunks: Iterator[Any]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def export_bytes(config: ModelConfig, *, dtype: ExportDType) -> int:

@@ -1,60 +1,74 @@
-"""A Hugging Face checkpoint to host params."""
+"""A Hugging Face checkpoint, or a GGUF file, to params: on the host, or straight onto a mesh."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes  # noqa: F401 - registers bfloat16, which safetensors returns
 import numpy as np
+from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.hf_config import from_hf_config
-from agentrl_jax.models.params import HostArray, Params, ParamSpec, build_tree, hf_entries
+from agentrl_jax.models.families import hf_entries
+from agentrl_jax.models.gguf_file import read_gguf
+from agentrl_jax.models.hf_config import from_hf_config, read_json
+from agentrl_jax.models.params import Params, build_tree, leaf_at
+from agentrl_jax.models.specs import HostArray, Index, ParamSpec
+from agentrl_jax.sharding import named_sharding
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32", "F16", "BF16"}
 
 
-def load_pretrained(folder: Path) -> tuple[ModelConfig, Params]:
-    """Return the architecture and the host params of a Qwen2 checkpoint in safetensors, in one file or sharded.
+def load_pretrained(folder: Path, *, mesh: Mesh | None = None) -> tuple[ModelConfig, Params]:
+    """Return the architecture and the params of a checkpoint folder: safetensors, in one file or sharded, or a GGUF.
 
-    Values and their precision (float32, float16, bfloat16) are kept bit for bit; only the layout changes.
-    Raises ConfigError if a file is missing or damaged, the architecture is another one, or the tensors are not
-    exactly those of the architecture: none missing, none besides, each in its shape, one precision per leaf.
+    Values and their precision (float32, float16, bfloat16) are kept bit for bit; only the layout changes. A GGUF
+    file, read only where there are no safetensors, gives float32: see `gguf_file`.
+
+    mesh: None returns NumPy arrays. With a mesh every leaf is placed by its logical axes, and each process reads
+      the slices of its own devices, no more.
+
+    Raises ConfigError if a file is missing or damaged, the architecture is none that we compute, or the tensors are
+    not exactly those of the architecture: none missing, none besides, each in its shape, one precision per leaf.
     """
-    config = from_hf_config(_read_json(folder / "config.json"), source=str(folder / "config.json"))
+    if not has_safetensors(folder) and (files := sorted(folder.glob("*.gguf"))):
+        if len(files) > 1:
+            raise ConfigError(f"{folder}: expected one .gguf file, got {', '.join(file.name for file in files)}")
+        config, host = read_gguf(files[0])
+        return config, host if mesh is None else _place_host(config, host, mesh)
+    config = from_hf_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
     with ExitStack() as stack:
         tensors = _open_tensors(folder, stack)
         _check_names(folder, config, set(tensors))
         _check_shapes(folder, config, tensors)
-        return config, build_tree(config, lambda spec: _read_leaf(config, spec, tensors))
+        if mesh is None:
+            return config, build_tree(config, lambda spec: _read_part(spec, _whole(spec), tensors))
+        placed = mesh  # not optional in the function below
+        return config, build_tree(
+            config, lambda spec: _place(spec, placed, lambda index: _read_part(spec, index, tensors))
+        )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"expected a Hugging Face checkpoint, but there is no {path}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} must hold JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    return data
+def has_safetensors(folder: Path) -> bool:
+    """Whether `folder` holds weights in Hugging Face's layout."""
+    return (folder / INDEX).is_file() or (folder / WEIGHTS).is_file()
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Map each tensor's name to the open file that holds it."""
-    if (folder / _INDEX).exists():
-        files = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
-    else:
-        files = [_WEIGHTS]
+    weight_map = None
+    if (folder / INDEX).exists():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConfigError(f"{folder / INDEX} must map tensors to files under weight_map, got {weight_map!r}")
     tensors: dict[str, Any] = {}
-    for name in files:
+    for name in [WEIGHTS] if weight_map is None else sorted(set(weight_map.values())):
         try:
             handle = stack.enter_context(safe_open(folder / name, "numpy"))
         except (FileNotFoundError, SafetensorError) as error:
@@ -95,12 +109,46 @@ def _check_shapes(folder: Path, config: ModelConfig, tensors: Mapping[str, Any])
             )
 
 
-def _read_leaf(config: ModelConfig, spec: ParamSpec, tensors: Mapping[str, Any]) -> HostArray:
+def _whole(spec: ParamSpec) -> Index:
+    return tuple(slice(0, size) for size in spec.shape)
+
+
+def _read_part(spec: ParamSpec, index: Index, tensors: Mapping[str, Any]) -> HostArray:
+    """The part `index` of a leaf, as a C-contiguous array of its own."""
+
+    def read_layer(name: str, part: Index) -> HostArray:
+        view = tensors[name].get_slice(name)
+        return spec.read(part, lambda rectangle: view[rectangle])
+
     if not spec.is_stacked:
-        return np.ascontiguousarray(spec.from_hf(tensors[spec.hf_name].get_tensor(spec.hf_name)))
-    names = [spec.hf_name.format(layer=layer) for layer in range(config.num_layers)]
-    first = tensors[names[0]].get_tensor(names[0])
-    leaf = np.empty(spec.shape, first.dtype)
-    for layer, name in enumerate(names):
-        leaf[layer] = spec.from_hf(tensors[name].get_tensor(name))
-    return leaf
+        return np.ascontiguousarray(read_layer(spec.hf_name, index))
+    layers = range(spec.shape[0])[index[0]]
+    parts = (read_layer(spec.hf_name.format(layer=layer), index[1:]) for layer in layers)
+    first = next(parts)
+    out = np.empty((len(layers), *first.shape), first.dtype)
+    for place, part in zip(out, (first, *parts), strict=True):
+        place[...] = part
+    return out
+
+
+def _place(spec: ParamSpec, mesh: Mesh, read: Callable[[Index], HostArray]) -> jax.Array:
+    """The leaf on `mesh`, from a function that returns a part of it."""
+    parts: dict[tuple[tuple[int, int, int], ...], HostArray] = {}
+
+    def read_once(index: Index | None) -> HostArray:
+        assert index is not None
+        key = tuple(part.indices(size) for part, size in zip(index, spec.shape, strict=True))
+        if key not in parts:  # devices that hold the same part
+            parts[key] = read(index)
+        return parts[key]
+
+    sharding = named_sharding(mesh, spec.axes, spec.shape)
+    return jax.make_array_from_callback(spec.shape, sharding, read_once)
+
+
+def _place_host(config: ModelConfig, host: Params, mesh: Mesh) -> Params:
+    def place(spec: ParamSpec) -> jax.Array:
+        leaf: HostArray = leaf_at(host, spec.path)
+        return _place(spec, mesh, lambda index: leaf[index])
+
+    return build_tree(config, place)

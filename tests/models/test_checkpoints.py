@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.export import save_pretrained
+from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.models.hf_config import from_hf_config, to_hf_config
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import init_params
@@ -186,7 +186,7 @@ def test_older_files_say_less():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "llama"},
+        {"model_type": "mixtral"},
         {"hidden_act": "gelu"},
         {"use_sliding_window": True},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import checksum, export_buckets, export_bytes
-from agentrl_jax.models.params import hf_entries, init_params
+from agentrl_jax.models.families import hf_entries
+from agentrl_jax.models.params import init_params
 
 CONFIG = ModelConfig(
     vocab_size=13, width=8, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=2, mlp_width=10, tie_embeddings=False

@@ -8,15 +8,8 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.params import (
-    build_tree,
-    check_params,
-    hf_entries,
-    init_params,
-    leaf_at,
-    num_params,
-    param_specs,
-)
+from agentrl_jax.models.families import hf_entries, param_specs
+from agentrl_jax.models.params import build_tree, check_params, init_params, leaf_at, num_params
 
 CONFIG = ModelConfig(
     vocab_size=11, width=8, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6, mlp_width=10, tie_embeddings=False

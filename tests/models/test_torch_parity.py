@@ -6,7 +6,7 @@ import pytest
 
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.decoder import head_matrix, hidden_states
-from agentrl_jax.models.export import save_pretrained
+from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import init_params
 

@@ -15,7 +15,7 @@ from agentrl_jax.engines.local.cache import Caches, LayerCache, init_caches, wri
 from agentrl_jax.engines.local.sampler import sample
 from agentrl_jax.engines.local.steps import Draws
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.layers import apply_rope, ban, rms_norm, rope_tables, swiglu
+from agentrl_jax.models.layers import Rope, ban, embed, final_norm, finish, head_matrix, project, rope_of
 
 Params = Any  # the parameter tree of models/params.py
 
@@ -39,12 +39,12 @@ def prefill_chunk(
     """
     columns = jnp.arange(ids.shape[1])
     causal = (columns[None, :] <= columns[:, None])[None]
-    cos, sin = rope_tables(starts[:, None] + columns, model.head_dim, model.rope_theta)
+    rope = rope_of(model, starts[:, None] + columns)
     readable = jnp.minimum(slots, caches[0].keys.shape[0] - 1)
-    x = params["embed"]["embedding"][ids]
+    x = embed(params, ids, caches[0].keys.dtype)
     added = []
     for layer, cache in zip(_layers(params, model), caches, strict=True):
-        q, fresh = _project(layer, x, cos, sin, model)
+        q, fresh = _project(layer, x, rope, model)
         held = attend_slots(q, cache, readable, starts)
         x = _finish_layer(layer, x, merge(held, _attend_fresh(q, fresh, causal)), model)
         added.append(fresh)
@@ -75,12 +75,12 @@ def decode_block(
 
     def step(carry: tuple[Array, Caches], index: Array) -> tuple[tuple[Array, Caches], tuple[Array, Array]]:
         token, block = carry
-        cos, sin = rope_tables((starts + index)[:, None], model.head_dim, model.rope_theta)
+        rope = rope_of(model, (starts + index)[:, None])
         seen = (jnp.arange(num_steps) <= index)[None, None]
-        x = params["embed"]["embedding"][token][:, None]
+        x = embed(params, token[:, None], nothing[0].keys.dtype)
         grown = []
         for layer, cache, added in zip(layers, caches, block, strict=True):
-            q, new = _project(layer, x, cos, sin, model)
+            q, new = _project(layer, x, rope, model)
             added = LayerCache(  # index < num_steps: neither write can be clamped
                 jax.lax.dynamic_update_slice_in_dim(added.keys, new.keys, index, axis=3),
                 jax.lax.dynamic_update_slice_in_dim(added.values, new.values, index, axis=2),
@@ -102,23 +102,14 @@ def _layers(params: Params, model: ModelConfig) -> list[Params]:
 
 
 def _project(
-    layer: Params, x: Float[Array, "R C D"], cos: Array, sin: Array, model: ModelConfig
+    layer: Params, x: Float[Array, "R C D"], rope: Rope, model: ModelConfig
 ) -> tuple[Float[Array, "R K GC Dh"], LayerCache]:
     """Scaled queries, folded by KV head, and this call's keys and values in the cache's layout."""
-    normed = rms_norm(x, layer["input_norm"]["scale"], eps=model.norm_eps)
-    q, k, v = (_heads(normed, layer["attention"][name]) for name in "qkv")
-    q, k = apply_rope(q, cos, sin) * model.head_dim**-0.5, apply_rope(k, cos, sin)
+    q, k, v = project(layer, x, rope, model)
     rows, columns = x.shape[:2]
-    grouped = q.reshape(rows, columns, model.num_kv_heads, -1, model.head_dim).transpose(0, 2, 3, 1, 4)
-    folded = grouped.reshape(rows, model.num_kv_heads, -1, model.head_dim)
+    grouped = (q * model.head_dim**-0.5).reshape(rows, columns, model.num_kv_heads, -1, model.head_dim)
+    folded = grouped.transpose(0, 2, 3, 1, 4).reshape(rows, model.num_kv_heads, -1, model.head_dim)
     return folded, LayerCache(k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
-
-
-def _heads(x: Float[Array, "R C D"], weights: Params) -> Float[Array, "R C H Dh"]:
-    kernel = weights["kernel"]
-    heads: Array = (x @ kernel.reshape(kernel.shape[0], -1)).reshape(*x.shape[:2], *kernel.shape[1:])
-    biased: Array = heads + weights["bias"]
-    return biased
 
 
 def _attend_fresh(q: Float[Array, "R K GC Dh"], fresh: LayerCache, mask: Bool[Array, "1 C N"]) -> Attended:
@@ -133,16 +124,9 @@ def _finish_layer(
     rows, columns = x.shape[:2]
     heads = (attended.mixed / attended.total).astype(x.dtype)
     heads = heads.reshape(rows, model.num_kv_heads, -1, columns, model.head_dim).transpose(0, 3, 1, 2, 4)
-    output = layer["attention"]["o"]["kernel"]
-    x = x + heads.reshape(rows, columns, -1) @ output.reshape(-1, output.shape[-1])
-    mlp = layer["mlp"]
-    normed = rms_norm(x, layer["post_norm"]["scale"], eps=model.norm_eps)
-    out: Array = x + swiglu(normed, mlp["gate"]["kernel"], mlp["up"]["kernel"], mlp["down"]["kernel"])
-    return out
+    return finish(layer, x, heads.reshape(rows, columns, -1), model)
 
 
 def _logits(params: Params, x: Float[Array, "R D"], model: ModelConfig) -> Float[Array, "R V"]:
-    normed = rms_norm(x, params["final_norm"]["scale"], eps=model.norm_eps)
-    head = params["embed"]["embedding"].T if model.tie_embeddings else params["lm_head"]["kernel"]
-    logits: Array = jnp.matmul(normed, head, preferred_element_type=jnp.float32)
+    logits: Array = jnp.matmul(final_norm(params, x, model), head_matrix(params), preferred_element_type=jnp.float32)
     return logits
