@@ -152,6 +152,40 @@ class FamilyOptions:
 FamilyFactory = Callable[[FamilyOptions], EnvFamily]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSource:
+    """What another process makes envs from: an importable function, and keyword arguments for it that JSON can say.
+
+    target: `module:function`; it returns a function from a Task to its Env.
+    """
+
+    target: str
+    arguments: Json = field(default_factory=dict)
+
+    def load(self) -> Callable[[Task], Env]:
+        """Import and call it. Raises ConfigError if there is no such function, and whatever it raises itself."""
+        factory: Callable[..., Callable[[Task], Env]] = import_function(self.target)
+        return factory(**self.arguments)
+
+
+def import_function(target: str) -> Any:
+    """What `module:function` names. Raises ConfigError if it is not of that form or the module has no such function,
+    and whatever importing it raises."""
+    module, _, function = target.partition(":")
+    if not (module and function):
+        raise ConfigError(f"expected module:function, got {target!r}")
+    found = getattr(import_module(module), function, None)
+    if not callable(found):
+        raise ConfigError(f"{module} has no function {function!r}")
+    return found
+
+
+def family_envs(target: str, seed: int, level: int, data: str | None) -> Callable[[Task], Env]:
+    """The envs of the family that `target` makes: what `EnvRegistry.source` names."""
+    factory: FamilyFactory = import_function(target)
+    return factory(FamilyOptions(seed=seed, level=level, data=None if data is None else Path(data))).make
+
+
 @dataclass
 class EnvRegistry:
     """Family names to `module:function`; a family's module is imported only when it is asked for."""
@@ -164,9 +198,18 @@ class EnvRegistry:
         self.entries[name] = target
 
     def make(self, name: str, options: FamilyOptions) -> EnvFamily:
+        """Raises ConfigError for an unknown name, and whatever the family refuses."""
+        factory: FamilyFactory = import_function(self._target(name))
+        return factory(options)
+
+    def source(self, name: str, options: FamilyOptions) -> EnvSource:
+        """Where another process gets the envs of `make(name, options)` from."""
+        data = None if options.data is None else str(options.data.resolve())
+        arguments = {"target": self._target(name), "seed": options.seed, "level": options.level, "data": data}
+        return EnvSource(target=f"{__name__}:{family_envs.__name__}", arguments=arguments)
+
+    def _target(self, name: str) -> str:
         if name not in self.entries:
             known = ", ".join(sorted(self.entries)) or "none"
             raise ConfigError(f"unknown environment {name!r}: known ones are {known}")
-        module, _, function = self.entries[name].partition(":")
-        factory: FamilyFactory = getattr(import_module(module), function)
-        return factory(options)
+        return self.entries[name]

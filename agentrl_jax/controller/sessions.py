@@ -5,13 +5,13 @@ behind in a thread is the adapter's business, not the caller's.
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import trio
 
-from agentrl_jax.env import Action, Env, Message, StepResult
+from agentrl_jax.controller.guarded_env import EnvFactory, GuardedEnv
+from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import EnvError
 from agentrl_jax.types import Task
 
@@ -51,9 +51,6 @@ class WithoutQueue:
         await trio.lowlevel.checkpoint()
 
 
-EnvFactory = Callable[[Task], Env]
-
-
 class ThreadSession(WithoutQueue):
     """A synchronous `Env` on worker threads.
 
@@ -64,11 +61,10 @@ class ThreadSession(WithoutQueue):
     """
 
     def __init__(self, make_env: EnvFactory, task: Task, limiter: trio.CapacityLimiter) -> None:
-        self._make_env = make_env
         self._task = task
+        self._env = GuardedEnv(make_env, task)
         self._limiter = limiter
-        self._lock = threading.Lock()  # guards the three fields below
-        self._env: Env | None = None
+        self._lock = threading.Lock()  # guards the two fields below, and so who may use the env
         self._is_busy = False
         self._is_closing = False
 
@@ -78,47 +74,23 @@ class ThreadSession(WithoutQueue):
 
     async def interact(self, action: Action) -> StepResult:
         """Step the env. Raises EnvError for whatever the env raises, and for anything but a StepResult."""
-        return await self._in_thread("step", lambda: self._step(action))
+        return await self._in_thread("step", lambda: self._env.step(action))
 
     async def close(self) -> None:
         """Close the env, now or by the thread that still works for it. Raises EnvError if closing fails."""
         with self._lock:
             self._is_closing = True
-            env = None if self._is_busy else self._take_env()
-        if env is not None:
+            is_left_to_thread = self._is_busy
+        if self._env.is_open and not is_left_to_thread:
             # Not under the shared limiter: threads that hang must not keep the others from being closed.
             own = trio.CapacityLimiter(1)
-            await trio.to_thread.run_sync(self._guarded, "close", env.close, limiter=own, abandon_on_cancel=True)
-
-    def _take_env(self) -> Env | None:
-        env, self._env = self._env, None
-        return env
+            await trio.to_thread.run_sync(self._env.close, limiter=own, abandon_on_cancel=True)
 
     def _make_and_reset(self) -> tuple[Message, ...]:
-        self._env = self._make_env(self._task)
-        if self._is_closing:  # `make` may have taken long; an episode that is over needs no reset
+        self._env.make()
+        if self._is_closing:  # making may have taken long; an episode that is over needs no reset
             return ()
-        messages = self._messages("reset", self._env.reset())
-        if not messages:
-            raise EnvError(f"{self._task.key}: reset must return at least one message, got none")
-        return messages
-
-    def _step(self, action: Action) -> StepResult:
-        if self._env is None:
-            raise EnvError(f"{self._task.key}: interact came before start")
-        result: object = self._env.step(action)
-        if not isinstance(result, StepResult):
-            raise EnvError(f"{self._task.key}: step must return a StepResult, got {result!r}")
-        return replace(result, messages=self._messages("step", result.messages))
-
-    def _messages(self, what: str, given: Iterable[object]) -> tuple[Message, ...]:
-        """Read here, in the env's thread: `given` may be a generator, whose code and errors are the env's too."""
-        messages = []
-        for message in given:
-            if not isinstance(message, Message):
-                raise EnvError(f"{self._task.key}: {what} must answer with Messages, got {message!r}")
-            messages.append(message)
-        return tuple(messages)
+        return self._env.reset()
 
     async def _in_thread(self, what: str, call: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(
@@ -131,26 +103,16 @@ class ThreadSession(WithoutQueue):
                 raise EnvError(f"{self._task.key}: {what} came after close")
             self._is_busy = True
         try:
-            return self._guarded(what, call)
+            return call()
         finally:
             self._leave()
 
     def _leave(self) -> None:
         with self._lock:
             self._is_busy = False
-            env = self._take_env() if self._is_closing else None
-        if env is not None:
-            self._guarded("close", env.close)
-
-    def _guarded(self, what: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except EnvError:
-            raise
-        # The seam between foreign code and ours. A worker thread receives neither KeyboardInterrupt nor
-        # trio.Cancelled, so SystemExit, asyncio.CancelledError and the like are the env's own failures too.
-        except BaseException as error:
-            raise EnvError(f"{self._task.key}: {what} raised {type(error).__name__}: {error}") from error
+            is_last = self._is_closing
+        if is_last:
+            self._env.close()
 
 
 def thread_sessions(make_env: EnvFactory, limiter: trio.CapacityLimiter) -> SessionFactory:
