@@ -79,7 +79,12 @@ class Simulation:
     books: Books = field(default_factory=Books)
     records: list[StepRecord] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    num_started: int = 0
+    started_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_started(self) -> int:
+        """Groups whose episodes began."""
+        return len(self.started_ids)
 
     @cached_property
     def engine_pool(self) -> EnginePool:
@@ -121,7 +126,7 @@ class Simulation:
             run_seed=self.seed,
         )
         async with nullcontext() if self.places is None else self.places.place(admitted.task.env):
-            self.num_started += 1
+            self.started_ids.append(admitted.group_id)
             group = await run_group(admitted, group_size=self.config.group_size, setup=setup)
         self.groups.append(group)
         return group
