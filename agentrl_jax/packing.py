@@ -4,10 +4,9 @@ numpy only. A batch uses one row length out of a few buckets and micro-batches o
 shapes is compiled in a whole run. Segments are never split. Episodes that are not trainable leave no token here.
 """
 
-import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,13 @@ import numpy.typing as npt
 
 from agentrl_jax.algo.advantages import AdvantageConfig, Advantages, compute_advantages
 from agentrl_jax.algo.bins import Placement, first_fit_decreasing
+from agentrl_jax.algo.grouping import Indices
+from agentrl_jax.algo.outcomes import Outcomes, outcomes_of
 from agentrl_jax.batch import TokenBatch, Totals
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.types import Bools, Group, Ids, Segment, Trajectory
 
-_DTYPES: Mapping[str, npt.DTypeLike] = {
+PACKED_FIELDS: Mapping[str, npt.DTypeLike] = {
     "ids": np.int32,
     "positions": np.int32,
     "segment_ids": np.int32,
@@ -33,18 +34,15 @@ _DTYPES: Mapping[str, npt.DTypeLike] = {
 }
 """The fields of a `TokenBatch` that the host packs, token by token."""
 
-_FILE_FORMAT = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingConfig:
-    """row_tokens: lengths a row may have, ascending; each is compiled on first use, so keep them few.
-
-    rows_per_micro_batch: rows of one forward and backward pass over the whole mesh.
-    """
+    """The shapes that batches may have."""
 
     row_tokens: tuple[int, ...]
+    """Lengths a row may have, ascending; each is compiled on first use, so keep them few"""
     rows_per_micro_batch: int
+    """Rows of one forward and backward pass over the whole mesh"""
 
     def __post_init__(self) -> None:
         if not self.row_tokens or self.row_tokens[0] < 1 or list(self.row_tokens) != sorted(set(self.row_tokens)):
@@ -63,6 +61,8 @@ class PackedBatch:
     efficiency: num_tokens / (rows · row_tokens), empty rows included; 0 if there are no rows.
     task_names: what `task_ids` index, in alphabetical order.
     stats: plain figures about the batch, for the log.
+    segment_order: [S], of the segments in row order, which one each is in the order in which they were packed (of
+      `build_batch`: trajectory after trajectory, those that teach nothing left out).
     """
 
     micro_batches: tuple[TokenBatch, ...]
@@ -72,6 +72,7 @@ class PackedBatch:
     efficiency: float
     task_names: tuple[str, ...]
     stats: dict[str, float] = field(default_factory=dict)
+    segment_order: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def row_tokens(self) -> int:
@@ -84,45 +85,45 @@ def build_batch(
 ) -> PackedBatch:
     """Score, then pack, the groups of one learner step.
 
-    Trainable episodes put all their segments into rows; a group without signal keeps its loss_mask but has
-    has_signal False (unless `advantages` says `paper`). version_lag is learner_version − the token's version.
+    Episodes that teach (`AdvantageConfig.teaches`) put all their segments into rows; a group without signal keeps its
+    loss_mask but has has_signal False (unless `advantages` says `paper`). Every sampled token has the advantage of its
+    turn. version_lag is learner_version − the token's version.
+
+    stats: num_silent are valid episodes without a vote (types.Trajectory.votes), num_overlong_masked those that vote
+    but do not teach, pack_s the time all this took.
 
     Raises:
       RecordError: a segment is longer than the largest bucket, or a token was sampled by a version that the
         learner has not reached.
     """
+    begun_s = time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    teaches = [advantages.teaches(trajectory.end) for trajectory in trajectories]
     names = tuple(sorted({trajectory.task.env for trajectory in trajectories}))
-    tasks = np.array([names.index(trajectory.task.env) for trajectory in trajectories], np.int32)
-    scores = _score(groups, trajectories, tasks, advantages)
-    owners, segments = _trainable_segments(trajectories, packing)
+    outcomes = outcomes_of(groups, teaches, names)
+    scores = compute_advantages(outcomes, advantages)
+    owners, segments = _taught_segments(trajectories, teaches, packing)
     lengths = np.array([len(segment.ids) for segment in segments], np.int64)
     owner = np.repeat(np.array(owners, np.int64), lengths)
     loss_mask = _concatenate([segment.loss_mask for segment in segments], np.bool_)
-    lag = np.where(loss_mask, learner_version - _concatenate([segment.versions for segment in segments], np.int32), 0)
+    versions = _concatenate([segment.versions for segment in segments], np.int32)
+    lag = np.where(loss_mask, learner_version - versions, 0)
     if lag.size and lag.min() < 0:
         raise RecordError(f"tokens of version {learner_version - lag.min()} reached a learner at {learner_version}")
+    turn = _turn_of_tokens(trajectories, teaches)
     columns = {
         "ids": _concatenate([segment.ids for segment in segments], np.int32),
         "loss_mask": loss_mask,
         "has_signal": loss_mask & scores.takes_part[owner],
         "behavior_logprobs": _concatenate([segment.behavior_logprobs for segment in segments], np.float32),
-        "advantages": np.where(loss_mask, scores.advantages[owner], 0.0),
+        "advantages": np.where(loss_mask, scores.advantages[turn], 0.0),
         "version_lag": lag,
-        "task_ids": tasks[owner],
+        "task_ids": outcomes.task_ids[owner],
         "sequence_tokens": np.where(loss_mask, np.bincount(owner[loss_mask], minlength=len(trajectories))[owner], 0),
     }
-    lag_of_loss, advantage_of_loss = lag[loss_mask], columns["advantages"][columns["has_signal"]]
-    stats = {
-        "num_groups": float(len(groups)),
-        "num_signal_groups": float(sum(group.has_signal for group in groups)),
-        "num_trajectories": float(len(trajectories)),
-        "num_invalid": float(sum(not trajectory.end.is_valid for trajectory in trajectories)),
-        "num_tasks_not_normalised": float(len(np.unique(tasks[~scores.is_normalised]))),
-        "advantage_abs_mean": float(np.abs(advantage_of_loss).mean()) if advantage_of_loss.size else 0.0,
-        "token_staleness_max": float(lag_of_loss.max()) if lag_of_loss.size else 0.0,
-    }
-    return _packed(lengths, columns, packing, names, stats)
+    stats = _stats(trajectories, teaches, outcomes, scores, columns)
+    batch = _packed(lengths, columns, packing, names, stats)
+    return replace(batch, stats={**batch.stats, "pack_s": time.perf_counter() - begun_s})
 
 
 def pack_demonstrations(ids_and_masks: Sequence[tuple[Ids, Bools]], packing: PackingConfig) -> PackedBatch:
@@ -162,107 +163,121 @@ def pack_segments(
 
     The bucket is the one, of those that hold the longest segment, that needs the fewest token slots, empty rows
     included; the smaller one if two need as many. Rows are filled longest segment first (`first_fit_decreasing`).
+
+    Raises:
+      RecordError: a segment is longer than the largest bucket, or a column has not one value a token.
     """
+    return _pack(lengths, columns, packing)[0]
+
+
+def unpack(batch: PackedBatch) -> tuple[Indices, dict[str, npt.NDArray[Any]]]:
+    """(lengths [S], columns): what was packed, in the order in which it was; the inverse of `pack_segments`, exactly.
+
+    columns: the fields of `PACKED_FIELDS`, all segments one after the other, without padding. `segment_ids` are the
+    numbers of the segments in their rows.
+
+    Raises:
+      RecordError: the batch does not say in which order its segments were packed.
+    """
+    if not batch.micro_batches:
+        return np.zeros(0, np.int64), {name: np.zeros(0, dtype) for name, dtype in PACKED_FIELDS.items()}
+    rows = {name: np.concatenate([getattr(m, name) for m in batch.micro_batches]) for name in PACKED_FIELDS}
+    present = rows["segment_ids"] > 0
+    flat = {name: row[present] for name, row in rows.items()}  # row after row, in which segments stand in order
+    starts = np.flatnonzero(flat["positions"] == 0)
+    if len(batch.segment_order) != len(starts):
+        raise RecordError(f"a batch of {len(starts)} segments knows the order of {len(batch.segment_order)}")
+    place = np.argsort(batch.segment_order)
+    lengths = np.diff(np.append(starts, len(flat["ids"])))[place]
+    tokens = np.repeat(starts[place], lengths) + _counted(lengths)
+    return lengths, {name: values[tokens] for name, values in flat.items()}
+
+
+def _pack(
+    lengths: npt.ArrayLike, columns: Mapping[str, npt.NDArray[Any]], packing: PackingConfig
+) -> tuple[tuple[TokenBatch, ...], Indices]:
+    """(micro_batches, segment_order)."""
     sizes = np.asarray(lengths, np.int64)
+    wrong = {name: len(values) for name, values in columns.items() if len(values) != sizes.sum()}
+    if wrong:
+        raise RecordError(f"columns must have {sizes.sum()} values, one a token, got {wrong}")
     if not len(sizes):
-        return ()
+        return (), np.zeros(0, np.int64)
     capacity, placement = _choose_bucket(sizes, packing)
     num_rows = _padded_rows(placement.num_rows, packing)
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    target = np.repeat(placement.rows * capacity + placement.offsets, sizes) + within
-    values = {**columns, "positions": within, "segment_ids": np.repeat(placement.ranks + 1, sizes)}
+    starts = placement.rows * capacity + placement.offsets
+    # Slices, not an index for each token: a large batch would spend most of its time on making the index.
+    spans = list(zip(starts.tolist(), (starts + sizes).tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True))
     arrays = {}
-    for name, dtype in _DTYPES.items():
+    for name, dtype in PACKED_FIELDS.items():
         flat = np.zeros(num_rows * capacity, dtype)
-        if name in values:
-            flat[target] = values[name]
+        if name == "positions":
+            counted = np.arange(capacity, dtype=dtype)
+            for start, end, _ in spans:
+                flat[start:end] = counted[: end - start]
+        elif name == "segment_ids":
+            for (start, end, _), rank in zip(spans, placement.ranks.tolist(), strict=True):
+                flat[start:end] = rank + 1
+        elif name in columns:
+            for start, end, source in spans:
+                flat[start:end] = columns[name][source : source + end - start]
         flat.flags.writeable = False
         arrays[name] = flat.reshape(-1, packing.rows_per_micro_batch, capacity)
     totals = _totals(columns, int(sizes.sum()))
-    return tuple(
+    micro_batches = tuple(
         TokenBatch(**dict(zip(arrays, parts, strict=True)), totals=totals)
         for parts in zip(*arrays.values(), strict=True)
     )
+    return micro_batches, np.lexsort((placement.offsets, placement.rows))
 
 
-def save_batch(path: Path, batch: PackedBatch) -> None:
-    """Write `batch` as a compressed npz without pickles, all or nothing; `load_batch` gives back the same arrays."""
-    content: dict[str, Any] = {
-        "format": _FILE_FORMAT,
-        "num_micro_batches": len(batch.micro_batches),
-        "loss_weight": np.float64(batch.loss_weight),
-        "num_loss_tokens": batch.num_loss_tokens,
-        "num_tokens": batch.num_tokens,
-        "efficiency": np.float64(batch.efficiency),
-        "task_names": np.array(batch.task_names, np.str_),
-        "stats_names": np.array(list(batch.stats), np.str_),
-        "stats_values": np.array(list(batch.stats.values()), np.float64),
+def _stats(
+    trajectories: Sequence[Trajectory],
+    teaches: Sequence[bool],
+    outcomes: Outcomes,
+    scores: Advantages,
+    columns: Mapping[str, npt.NDArray[Any]],
+) -> dict[str, float]:
+    lag, advantage = columns["version_lag"][columns["loss_mask"]], columns["advantages"][columns["has_signal"]]
+    counts = {
+        "num_groups": len(np.unique(outcomes.group_ids)),
+        "num_signal_groups": len(np.unique(outcomes.group_ids[scores.has_signal])),
+        "num_trajectories": len(trajectories),
+        "num_invalid": sum(not t.end.is_valid for t in trajectories),
+        "num_silent": sum(t.end.is_valid and not t.votes for t in trajectories),
+        "num_overlong_masked": sum(t.votes and not does for t, does in zip(trajectories, teaches, strict=True)),
+        "num_tasks_not_normalised": len(np.unique(outcomes.task_ids[~scores.is_normalised])),
+        "token_staleness_max": lag.max(initial=0),
+        "advantage_abs_mean": np.abs(advantage).mean() if advantage.size else 0.0,
     }
-    if batch.micro_batches:
-        content |= {f"tokens/{name}": np.stack([getattr(m, name) for m in batch.micro_batches]) for name in _DTYPES}
-        content["totals"] = np.array(batch.micro_batches[0].totals, np.float64)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, **content)
-    os.replace(partial, path)
+    return {name: float(value) for name, value in counts.items()}
 
 
-def load_batch(path: Path) -> PackedBatch:
-    """Read what `save_batch` wrote. Raises RecordError if the file is something else or of another format."""
-    with np.load(path, allow_pickle=False) as content:
-        if not isinstance(content, np.lib.npyio.NpzFile) or "format" not in content:
-            raise RecordError(f"{path} is not a recorded batch")
-        if int(content["format"]) != _FILE_FORMAT:
-            raise RecordError(f"{path} has format {int(content['format'])}, this version reads {_FILE_FORMAT}")
-        micro_batches: tuple[TokenBatch, ...] = ()
-        if int(content["num_micro_batches"]):
-            fields = [content[f"tokens/{name}"] for name in _DTYPES]
-            for array in fields:
-                array.flags.writeable = False
-            totals = Totals(*content["totals"].astype(np.float32))
-            micro_batches = tuple(
-                TokenBatch(**dict(zip(_DTYPES, parts, strict=True)), totals=totals)
-                for parts in zip(*fields, strict=True)
-            )
-        values = content["stats_values"].tolist()
-        return PackedBatch(
-            micro_batches=micro_batches,
-            loss_weight=float(content["loss_weight"]),
-            num_loss_tokens=int(content["num_loss_tokens"]),
-            num_tokens=int(content["num_tokens"]),
-            efficiency=float(content["efficiency"]),
-            task_names=tuple(content["task_names"].tolist()),
-            stats=dict(zip(content["stats_names"].tolist(), values, strict=True)),
-        )
+def _turn_of_tokens(trajectories: Sequence[Trajectory], teaches: Sequence[bool]) -> Indices:
+    """int64 [T]: which turn, of all turns of all trajectories, each token of the episodes that teach belongs to."""
+    does = np.repeat(np.array(teaches, np.bool_), np.array([len(t.turns) for t in trajectories], np.int64))
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    lengths = [len(turn.context_ids) + len(turn.completion.ids) for turn in turns]
+    return np.repeat(np.flatnonzero(does), np.array(lengths, np.int64)[does])
 
 
-def _score(
-    groups: Sequence[Group], trajectories: Sequence[Trajectory], tasks: Ids, config: AdvantageConfig
-) -> Advantages:
-    # Numbered by place in the batch: whatever the groups are called, two of them are never taken for one.
-    group_ids = np.repeat(np.arange(len(groups)), np.array([len(group.trajectories) for group in groups], np.int64))
-    return compute_advantages(
-        np.array([np.nan if t.reward is None else t.reward for t in trajectories], np.float64),
-        np.array([t.end.is_valid for t in trajectories], np.bool_),
-        group_ids,
-        np.array([t.num_loss_tokens if t.end.is_trainable else 0 for t in trajectories], np.int64),
-        tasks,
-        config,
-    )
-
-
-def _trainable_segments(trajectories: Sequence[Trajectory], packing: PackingConfig) -> tuple[list[int], list[Segment]]:
-    """Segments of trainable episodes, and the trajectory that each belongs to."""
+def _taught_segments(
+    trajectories: Sequence[Trajectory], teaches: Sequence[bool], packing: PackingConfig
+) -> tuple[list[int], list[Segment]]:
+    """Segments of the episodes that teach, and the trajectory that each belongs to."""
     owners: list[int] = []
     segments: list[Segment] = []
-    for number, trajectory in enumerate(trajectories):
-        if not trajectory.end.is_trainable:
-            continue
-        for segment in trajectory.segments:
+    for number, (trajectory, does) in enumerate(zip(trajectories, teaches, strict=True)):
+        for segment in trajectory.segments if does else ():
             _check_fits(len(segment.ids), f"episode {trajectory.episode_id} of {trajectory.task.key}", packing)
             owners.append(number)
             segments.append(segment)
     return owners, segments
+
+
+def _counted(lengths: Indices) -> Indices:
+    """0, 1, … for each length, one after the other."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def _check_fits(length: int, name: str, packing: PackingConfig) -> None:
@@ -294,17 +309,19 @@ def _packed(
     task_names: tuple[str, ...],
     stats: Mapping[str, float],
 ) -> PackedBatch:
-    micro_batches = pack_segments(lengths, columns, packing)
+    micro_batches, order = _pack(lengths, columns, packing)
     num_slots = sum(micro_batch.ids.size for micro_batch in micro_batches)
     num_tokens = int(lengths.sum())
+    efficiency = num_tokens / num_slots if num_slots else 0.0
     return PackedBatch(
         micro_batches=micro_batches,
         loss_weight=float((columns["loss_mask"] & columns["has_signal"]).sum()),
         num_loss_tokens=int(columns["loss_mask"].sum()),
         num_tokens=num_tokens,
-        efficiency=num_tokens / num_slots if num_slots else 0.0,
+        efficiency=efficiency,
         task_names=task_names,
-        stats={**stats, "num_segments": float(len(lengths))},
+        stats={**stats, "num_segments": float(len(lengths)), "packing_efficiency": efficiency},
+        segment_order=order,
     )
 
 

@@ -1,203 +1,177 @@
-"""Group baselines and task normalisation: hand-computed numbers, a looped reference, then what must never change."""
+"""From outcomes to advantages: how the parts fit together, what is refused, what must never change."""
 
-import math
-import statistics
 import sys
+from dataclasses import replace
 from subprocess import run
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.algo.advantages import (
-    AdvantageConfig,
-    TaskNormalisation,
-    compute_advantages,
-    group_advantages,
-    task_normalise,
-)
-from agentrl_jax.errors import ConfigError, RecordError
+from agentrl_jax.algo.advantages import AdvantageConfig, compute_advantages
+from agentrl_jax.algo.baselines import group_advantages
+from agentrl_jax.algo.outcomes import Outcomes, outcomes_of
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.types import EpisodeEnd
+from tests.algo.record_builders import make_group, make_segment, make_turn
+from tests.algo.score_batches import outcomes, reordered
 
-REWARDS = st.sampled_from([-0.2, 0.0, 0.3, 0.5, 1.0])
+CONFIGS = [
+    AdvantageConfig(),
+    AdvantageConfig(task_normalisation="off"),
+    AdvantageConfig(task_normalisation="paper"),
+    AdvantageConfig(estimator="dr_grpo", weighting="sequence"),
+    AdvantageConfig(estimator="rloo", task_normalisation="paper"),
+    AdvantageConfig(estimator="reinforce_pp_baseline", task_normalisation="off"),
+    AdvantageConfig(estimator="reinforce_pp_baseline", task_normalisation="off", weighting="sequence"),
+    AdvantageConfig(estimator="rloo", credit="turn", task_normalisation="off"),
+    AdvantageConfig(estimator="rloo", credit="turn", discount=0.5, weighting="sequence"),
+    AdvantageConfig(estimator="dr_grpo", credit="turn", task_normalisation="paper"),
+]
 
 
-@st.composite
-def scored_batches(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Up to five groups in up to two tasks, members in random order, some invalid."""
-    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-    num = sum(sizes)
-    group_ids = np.repeat(np.arange(len(sizes)) * 7 - 3, sizes)
-    tasks = draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
-    order = np.array(draw(st.permutations(range(num))))
-    valid = np.array(draw(st.lists(st.booleans(), min_size=num, max_size=num)))
-    tokens = np.array(draw(st.lists(st.integers(0, 40), min_size=num, max_size=num)))
-    return {
-        "rewards": np.array(draw(st.lists(REWARDS, min_size=num, max_size=num)))[order],
-        "valid": valid[order],
-        "group_ids": group_ids[order],
-        "num_loss_tokens": np.where(valid, tokens, 0)[order],
-        "task_ids": np.repeat(tasks, sizes)[order],
+def four_members(**changes: Any) -> Outcomes:
+    """Two groups of two in one task; of two, one, one and two turns of one token each."""
+    fields: dict[str, Any] = {
+        "rewards": np.array([1.0, 0.0, 0.5, 0.0]),
+        "votes": np.ones(4, np.bool_),
+        "group_ids": np.array([0, 0, 1, 1]),
+        "task_ids": np.zeros(4, np.int64),
+        "num_turns": np.array([2, 1, 1, 2]),
+        "turn_rewards": np.array([0.25, 0.75, 0.0, 0.5, 0.0, 0.0]),
+        "turn_loss_tokens": np.ones(6, np.int64),
     }
+    return Outcomes(**(fields | changes))
 
 
-def looped_group_advantages(
-    rewards: np.ndarray, valid: np.ndarray, group_ids: np.ndarray, scale_by_std: bool
-) -> tuple[list[float], list[bool]]:
-    advantages, signals = [], []
-    for reward, is_valid, group_id in zip(rewards, valid, group_ids, strict=True):
-        peers = [r for r, v, g in zip(rewards, valid, group_ids, strict=True) if v and g == group_id]
-        has_signal = bool(is_valid) and len(set(peers)) > 1
-        scale = statistics.stdev(peers) + 1e-6 if has_signal and scale_by_std else 1.0
-        advantages.append((reward - statistics.fmean(peers)) / scale if has_signal else 0.0)
-        signals.append(has_signal)
-    return advantages, signals
+def test_credit_by_trajectory_and_by_turn_by_hand() -> None:
+    plain = AdvantageConfig(estimator="rloo", task_normalisation="off")
+    assert compute_advantages(four_members(), plain).advantages.tolist() == [1.0, 1.0, -1.0, 0.5, -0.5, -0.5]
+    by_turn = compute_advantages(four_members(), replace(plain, credit="turn"))
+    assert by_turn.advantages.tolist() == [1.0, 0.75, -1.0, 0.5, -0.5, -0.5]
+    discounted = compute_advantages(four_members(), replace(plain, credit="turn", discount=0.0))
+    assert discounted.advantages.tolist() == [0.25, 0.75, -0.25, 0.5, -0.5, -0.5]
 
 
-def test_a_group_of_four_by_hand() -> None:
-    advantages, has_signal = group_advantages([1, 0, 0, 0], [True] * 4, [0] * 4, scale_by_std=False)
-    assert advantages.tolist() == [0.75, -0.25, -0.25, -0.25]
-    assert has_signal.all()
-    scaled, _ = group_advantages([1, 0, 0, 0], [True] * 4, [0] * 4, scale_by_std=True)
-    np.testing.assert_allclose(scaled, [1.5, -0.5, -0.5, -0.5], rtol=1e-5)  # unbiased std is exactly 0.5
+def test_whitening_is_over_the_tokens_of_the_whole_batch_by_hand() -> None:
+    config = AdvantageConfig(estimator="reinforce_pp_baseline", task_normalisation="off", eps=1e-12)
+    two_tasks = four_members(task_ids=np.array([0, 0, 1, 1]))
+    centred = np.array([0.5, 0.5, -0.5, 0.25, -0.25, -0.25])
+    scores = compute_advantages(two_tasks, config)
+    np.testing.assert_allclose(scores.advantages, (centred - centred.mean()) / centred.std(ddof=1), rtol=1e-9)
+    assert scores.is_normalised.all()
 
 
-def test_no_vote_from_invalid_members_and_no_signal_from_equal_ones() -> None:
-    rewards = [1.0, np.nan, 0.5, 0.5, 1.0, np.nan]
-    valid = [True, False, True, True, True, False]
-    advantages, has_signal = group_advantages(rewards, valid, [0, 0, 1, 1, 2, 2], scale_by_std=True)
-    assert advantages.tolist() == [0.0] * 6
-    assert not has_signal.any()
+def test_a_group_without_signal_is_not_whitened() -> None:
+    config = AdvantageConfig(estimator="reinforce_pp_baseline", task_normalisation="off")
+    batch = four_members(rewards=np.array([1.0, 0.0, 0.5, 0.5]))
+    assert compute_advantages(batch, config).advantages.tolist() == [0.5, 0.5, -0.5, 0.0, 0.0, 0.0]
 
 
-def test_equal_rewards_give_exactly_zero_although_their_mean_is_rounded() -> None:
-    assert sum([0.1] * 3) / 3 != 0.1
-    advantages, has_signal = group_advantages([0.1] * 3, [True] * 3, [0] * 3, scale_by_std=True)
-    assert advantages.tolist() == [0.0] * 3
-    assert not has_signal.any()
-
-
-def test_a_valid_reward_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(RecordError, match="finite"):
-        group_advantages([1.0, np.inf], [True, True], [0, 0], scale_by_std=False)
-
-
-@given(scored_batches(), st.booleans())
-@settings(max_examples=80, deadline=None)
-def test_group_advantages_equal_the_looped_reference(batch: dict[str, np.ndarray], scale_by_std: bool) -> None:
-    votes = batch["rewards"], batch["valid"], batch["group_ids"]
-    advantages, has_signal = group_advantages(*votes, scale_by_std=scale_by_std)
-    expected, signals = looped_group_advantages(*votes, scale_by_std)
-    np.testing.assert_allclose(advantages, expected, rtol=1e-9, atol=1e-12)
-    assert has_signal.tolist() == signals
-
-
-@given(scored_batches(), st.floats(-5, 5), st.floats(0.1, 10))
-@settings(max_examples=40, deadline=None)
-def test_group_advantages_ignore_an_offset_and_follow_a_scale(
-    batch: dict[str, np.ndarray], offset: float, scale: float
-) -> None:
-    votes = batch["valid"], batch["group_ids"]
-    plain, signal = group_advantages(batch["rewards"], *votes, scale_by_std=False)
-    # Exact rounding may merge rewards that differ; these differ by 0.1 at least.
-    moved, moved_signal = group_advantages(batch["rewards"] * scale + offset, *votes, scale_by_std=False)
-    np.testing.assert_allclose(moved, plain * scale, atol=1e-12)
-    assert moved_signal.tolist() == signal.tolist()
-
-
-def test_task_statistics_are_of_tokens_by_hand() -> None:
-    # Tokens: 1, 1 and −1: mean 1/3, unbiased variance (2 · (2/3)² + (4/3)²) / 2 = 4/3.
-    normalised, done = task_normalise([1, -1], [2, 1], [0, 0], [True, True], [0, 1], mode="signal", eps=1e-12)
-    np.testing.assert_allclose(normalised, [(2 / 3) / math.sqrt(4 / 3), (-4 / 3) / math.sqrt(4 / 3)])
-    assert done.all()
-
-
-def test_tasks_do_not_see_each_other() -> None:
-    advantages, tokens = [1.0, -1.0, 10.0, -30.0], [3, 5, 2, 4]
-    signal = [True] * 4
-    both, _ = task_normalise(advantages, tokens, [0, 0, 9, 9], signal, [0, 1, 2, 3], mode="signal")
-    first, _ = task_normalise(advantages[:2], tokens[:2], [0, 0], signal[:2], [0, 1], mode="signal")
-    second, _ = task_normalise(advantages[2:], tokens[2:], [9, 9], signal[2:], [2, 3], mode="signal")
-    np.testing.assert_allclose(both, [*first, *second], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "signal", "groups"),
-    [
-        ([5, 5, 5, 5], [True, True, False, False], [0, 0, 1, 1]),
-        ([5, 5, 0, 0], [True] * 4, [0, 0, 1, 1]),
-        ([5, 5, 5, 5], [True] * 4, [0, 0, 0, 0]),
-    ],
-    ids=["second-without-signal", "second-without-tokens", "only-one"],
-)
-def test_a_task_with_fewer_than_two_groups_that_take_part_is_left_alone(
-    tokens: list[int], signal: list[bool], groups: list[int]
-) -> None:
-    before = np.where(signal, [0.5, -0.5, 0.25, -0.25], 0.0)
-    after, done = task_normalise(before, tokens, [0] * 4, signal, groups, mode="signal")
-    assert after.tolist() == before.tolist()
-    assert not done.any()
-
-
-def test_a_task_whose_tokens_all_have_one_advantage_keeps_it() -> None:
-    after, done = task_normalise([0.3, 0.3], [7, 9], [0, 0], [True, True], [0, 1], mode="signal")
-    assert after.tolist() == [0.3, 0.3]
-    assert not done.any()
-
-
-def test_off_changes_nothing_and_returns_its_own_array() -> None:
-    before = np.array([1.0, -1.0])
-    after, done = task_normalise(before, [3, 4], [0, 0], [True, True], [0, 1], mode="off")
-    assert after.tolist() == [1.0, -1.0]
-    assert after is not before
-    assert not done.any()
-
-
-@given(scored_batches(), st.sampled_from(["signal", "paper"]))
-@settings(max_examples=80, deadline=None)
-def test_normalised_tasks_have_zero_mean_and_unit_variance_over_their_tokens(
-    batch: dict[str, np.ndarray], mode: TaskNormalisation
-) -> None:
-    scores = compute_advantages(**batch, config=AdvantageConfig(task_normalisation=mode))
-    for task in np.unique(batch["task_ids"]):
-        members = (batch["task_ids"] == task) & scores.takes_part
-        tokens = np.repeat(scores.advantages[members], batch["num_loss_tokens"][members])
-        if scores.is_normalised[batch["task_ids"] == task].all():
-            assert abs(tokens.mean()) < 1e-9
-            assert tokens.std(ddof=1) == pytest.approx(1.0, abs=1e-4) or not tokens.any()
-    if mode == "signal":
-        assert (scores.advantages[~scores.has_signal] == 0.0).all()
-        assert scores.takes_part.tolist() == scores.has_signal.tolist()
+@pytest.mark.parametrize("config", CONFIGS)
+@given(batch=outcomes())
+@settings(max_examples=20, deadline=None)
+def test_only_what_takes_part_has_an_advantage_and_all_is_finite(config: AdvantageConfig, batch: Outcomes) -> None:
+    scores = compute_advantages(batch, config)
+    owner = np.repeat(np.arange(len(batch.rewards)), batch.num_turns)
     assert np.isfinite(scores.advantages).all()
+    assert len(scores.advantages) == len(batch.turn_rewards)
+    assert not scores.advantages[~scores.takes_part[owner]].any()
+    if config.task_normalisation == "paper":
+        assert scores.takes_part.tolist() == batch.votes.tolist()
+    else:
+        assert scores.takes_part.tolist() == scores.has_signal.tolist()
 
 
-@given(scored_batches(), st.sampled_from(["off", "signal", "paper"]), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
-def test_the_order_of_trajectories_does_not_matter(
-    batch: dict[str, np.ndarray], mode: TaskNormalisation, random
-) -> None:
-    config = AdvantageConfig(task_normalisation=mode)
-    order = np.array(random.sample(range(len(batch["valid"])), len(batch["valid"])))
-    straight = compute_advantages(**batch, config=config)
-    shuffled = compute_advantages(**{name: value[order] for name, value in batch.items()}, config=config)
-    np.testing.assert_allclose(shuffled.advantages, straight.advantages[order], rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("config", CONFIGS)
+@given(batch=outcomes(), random=st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_the_order_of_trajectories_does_not_matter(config: AdvantageConfig, batch: Outcomes, random: Any) -> None:
+    order = np.array(random.sample(range(len(batch.rewards)), len(batch.rewards)))
+    shuffled_batch, turns = reordered(batch, order)
+    straight, shuffled = compute_advantages(batch, config), compute_advantages(shuffled_batch, config)
+    np.testing.assert_allclose(shuffled.advantages, straight.advantages[turns], rtol=1e-8, atol=1e-8)
     assert shuffled.is_normalised.tolist() == straight.is_normalised[order].tolist()
+    assert shuffled.has_signal.tolist() == straight.has_signal[order].tolist()
 
 
-@pytest.mark.parametrize("mode", ["off", "signal", "paper"])
-def test_no_trajectories_give_no_advantages(mode: TaskNormalisation) -> None:
-    config = AdvantageConfig(task_normalisation=mode)
-    scores = compute_advantages([], [], [], [], [], config)
+@given(outcomes(least_turns=1))
+@settings(max_examples=30, deadline=None)
+def test_how_a_trajectory_is_cut_into_turns_changes_no_trajectory_credit(batch: Outcomes) -> None:
+    owner = np.repeat(np.arange(len(batch.rewards)), batch.num_turns)
+    tokens = np.bincount(owner, weights=batch.turn_loss_tokens).astype(np.int64)
+    whole = replace(batch, num_turns=np.ones_like(batch.num_turns), turn_rewards=batch.rewards, turn_loss_tokens=tokens)
+    for config in CONFIGS[:7]:
+        cut, uncut = compute_advantages(batch, config), compute_advantages(whole, config)
+        trained = (batch.turn_loss_tokens > 0) | (tokens[owner] == 0)
+        np.testing.assert_allclose(cut.advantages[trained], uncut.advantages[owner][trained], rtol=1e-9, atol=1e-9)
+        assert cut.is_normalised.tolist() == uncut.is_normalised.tolist()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_trajectories_give_no_advantages(config: AdvantageConfig) -> None:
+    scores = compute_advantages(outcomes_of([], [], []), config)
     assert len(scores.advantages) == len(scores.takes_part) == len(scores.is_normalised) == 0
 
 
-@pytest.mark.parametrize("options", [{"task_normalisation": "on"}, {"eps": 0.0}, {"eps": float("nan")}])
-def test_wrong_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="got"):
+def test_outcomes_of_records_by_hand() -> None:
+    turns = make_turn(1, 3, masked=[1]), replace(make_turn(1, 2), reward=0.5)
+    groups = [
+        make_group([1.0, None], group_id=9, env="b", segments=[[make_segment(turns[0]), make_segment(turns[1])], []]),
+        make_group([0.0], group_id=9, env="a", segments=[[make_segment()]]),
+    ]
+    found = outcomes_of(groups, [True, False, False], ["a", "b"])
+    assert (found.rewards[[0, 2]].tolist(), found.votes.tolist()) == ([1.0, 0.0], [True, False, True])
+    assert (found.group_ids.tolist(), found.task_ids.tolist()) == ([0, 0, 1], [1, 1, 0])
+    assert (found.num_turns.tolist(), found.turn_rewards.tolist()) == ([2, 0, 1], [0.0, 0.5, 0.0])
+    assert found.turn_loss_tokens.tolist() == [2, 2, 0]
+
+
+def test_masking_concerns_episodes_that_ran_out_of_tokens_only() -> None:
+    taught = {
+        mode: {end for end in EpisodeEnd if AdvantageConfig(overlong=mode).teaches(end)} for mode in ("train", "mask")
+    }
+    assert taught["train"] == {end for end in EpisodeEnd if end.is_trainable}
+    assert taught["train"] - taught["mask"] == {EpisodeEnd.CONTEXT_LIMIT, EpisodeEnd.TURN_TRUNCATED}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "gae"}, "estimator must be one of .*'gae'"),
+        ({"credit": "token"}, "credit must be one of trajectory, turn, got 'token'"),
+        ({"task_normalisation": "on"}, "one of off, signal, paper, got 'on'"),
+        ({"weighting": "turn"}, "one of token, sequence, got 'turn'"),
+        ({"overlong": "drop"}, "one of train, mask, got 'drop'"),
+        ({"eps": 0.0}, "eps"),
+        ({"eps": float("nan")}, "eps"),
+        ({"discount": 1.5, "credit": "turn"}, r"\[0, 1\], got 1.5"),
+        ({"discount": float("nan")}, "discount"),
+        ({"discount": 0.9}, "discount has no effect with credit=trajectory"),
+        ({"credit": "turn"}, "defined for estimator rloo and dr_grpo, got grpo"),
+        ({"credit": "turn", "estimator": "reinforce_pp_baseline", "task_normalisation": "off"}, "got reinforce_pp"),
+        ({"estimator": "reinforce_pp_baseline"}, "set task_normalisation=off, got signal"),
+        ({"weighting": "sequence", "task_normalisation": "off"}, "weighting=sequence has no effect"),
+        ({"weighting": "sequence", "task_normalisation": "paper"}, "published formula, which weighs tokens"),
+    ],
+)
+def test_wrong_options_and_combinations_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AdvantageConfig(**options)
 
 
+def test_every_estimator_that_credit_by_turn_takes_is_scaled_as_by_trajectory() -> None:
+    batch = four_members(turn_rewards=np.zeros(6))
+    for estimator in ("rloo", "dr_grpo"):
+        config = AdvantageConfig(estimator=estimator, credit="turn", task_normalisation="off")
+        expected, _ = group_advantages(batch.rewards, batch.votes, batch.group_ids, estimator=estimator)
+        found = compute_advantages(batch, config).advantages
+        np.testing.assert_allclose(found, np.repeat(expected, batch.num_turns), rtol=1e-12)
+
+
 def test_the_host_side_needs_no_jax() -> None:
-    modules = "agentrl_jax.packing", "agentrl_jax.algo.metrics", "agentrl_jax.algo.intervals"
+    modules = "agentrl_jax.batch_files", "agentrl_jax.algo.metrics", "agentrl_jax.algo.intervals"
     code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules or 'trio' in sys.modules)"
     assert run([sys.executable, "-c", code], check=False).returncode == 0

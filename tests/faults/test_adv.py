@@ -1,17 +1,21 @@
 """Published faults of advantages."""
 
+from typing import get_args
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.algo.advantages import AdvantageConfig, TaskNormalisation, group_advantages, task_normalise
+from agentrl_jax.algo.advantages import AdvantageConfig
+from agentrl_jax.algo.baselines import Estimator, group_advantages
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.algo.metrics import means, task_metrics
+from agentrl_jax.algo.task_norm import TaskNormalisation, task_normalise
 from agentrl_jax.packing import PackedBatch, PackingConfig, build_batch
 from agentrl_jax.types import Group
 from tests.algo.record_builders import make_group, make_segment, make_turn
 
-PLAIN = AdvantageConfig(scale_by_std=False, task_normalisation="off")
+PLAIN = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
 
 
 def build(groups: list[Group], config: AdvantageConfig = PLAIN) -> PackedBatch:
@@ -21,7 +25,7 @@ def build(groups: list[Group], config: AdvantageConfig = PLAIN) -> PackedBatch:
 
 def test_adv_01_low_variance_groups_are_not_shrunk() -> None:
     rewards = np.array([1.00000, 1.00001, 2.00000, 2.00001])
-    together, _ = group_advantages(rewards, [True] * 4, [0, 0, 1, 1], scale_by_std=True)
+    together, _ = group_advantages(rewards, [True] * 4, [0, 0, 1, 1], estimator="grpo")
     apart = [
         value for pair in (rewards[:2], rewards[2:]) for value in (pair - pair.mean()) / (np.std(pair, ddof=1) + 1e-6)
     ]
@@ -29,11 +33,31 @@ def test_adv_01_low_variance_groups_are_not_shrunk() -> None:
     assert abs(together).min() > 0.6
 
 
+@pytest.mark.parametrize("estimator", get_args(Estimator))
+def test_adv_02_a_lone_success_is_not_divided_by_the_deviation_of_the_others(estimator: Estimator) -> None:
+    for rewards in ([1, 0, 0, 0], [0.5 + 1e-9, 0.5, 0.5, 0.5]):
+        advantages, _ = group_advantages(rewards, [True] * 4, [0] * 4, estimator=estimator)
+        assert np.abs(advantages).max() <= 10
+
+
+def test_adv_03_an_invalid_member_decides_neither_baseline_nor_signal() -> None:
+    advantages, has_signal = group_advantages([0, 0.95, 0.95, 7], [True, True, True, False], [0] * 4, estimator="rloo")
+    np.testing.assert_allclose(advantages, [-0.95, 0.475, 0.475, 0.0], rtol=1e-12)
+    assert has_signal.tolist() == [True, True, True, False]
+    equal, has_signal = group_advantages([0.95, 0.95, 7], [True, True, False], [0] * 3, estimator="rloo")
+    assert (equal.tolist(), has_signal.tolist()) == ([0.0] * 3, [False] * 3)
+
+
 @pytest.mark.parametrize(
-    ("scale", "expected"), [(False, [0.667, 0, -0.333, -0.333]), (True, [1.155, 0, -0.577, -0.577])]
+    ("estimator", "expected"),
+    [
+        ("dr_grpo", [0.667, 0, -0.333, -0.333]),
+        ("grpo", [1.155, 0, -0.577, -0.577]),
+        ("rloo", [1, 0, -0.5, -0.5]),
+    ],
 )
-def test_adv_04_masked_members_do_not_vote(scale: bool, expected: list[float]) -> None:
-    advantages, has_signal = group_advantages([1, 1, 0, 0], [True, False, True, True], [0] * 4, scale_by_std=scale)
+def test_adv_04_masked_members_do_not_vote(estimator: Estimator, expected: list[float]) -> None:
+    advantages, has_signal = group_advantages([1, 1, 0, 0], [True, False, True, True], [0] * 4, estimator=estimator)
     np.testing.assert_allclose(advantages, expected, atol=5e-4)
     assert has_signal.tolist() == [True, False, True, True]
 
@@ -73,6 +97,17 @@ def test_adv_15_one_vote_per_trajectory_however_many_turns(as_segments: bool) ->
     assert (values.tolist(), counts.tolist()) == ([-0.5, 0.5], [3, 15])
 
 
+def test_adv_17_the_one_switch_for_the_deviation_decides() -> None:
+    values = {}
+    for estimator in ("grpo", "dr_grpo"):
+        config = AdvantageConfig(estimator=estimator, task_normalisation="off")
+        (tokens,) = build([make_group([1.0, 0.0, 0.0, 0.0])], config).micro_batches
+        values[estimator] = float(tokens.advantages.max())
+    assert values == pytest.approx({"grpo": 1.5, "dr_grpo": 0.75}, rel=1e-5)
+    with pytest.raises(TypeError, match="norm_adv_by_std"):
+        AdvantageConfig(norm_adv_by_std=False)  # type: ignore[call-arg]
+
+
 def test_adv_18_a_group_without_signal_does_not_dilute_the_loss() -> None:
     def mean_loss(batch: PackedBatch) -> float:
         outputs = [make_loss(LossConfig())(jnp.full(t.ids.shape, -0.4), t) for t in batch.micro_batches]
@@ -96,7 +131,9 @@ def test_adv_19_task_normalisation_leaves_groups_without_signal_at_zero(
 def test_adv_20_single_tokens_and_single_groups_stay_finite(mode: TaskNormalisation) -> None:
     lone, _ = task_normalise([0.7], [1], [0], [True], [0], mode=mode)
     assert lone.tolist() == [0.7]
-    group = make_group([1.0, 0.0], segments=[[make_segment(make_turn(1, 1))], []])
+    group = make_group(
+        [1.0, 0.0], segments=[[make_segment(make_turn(1, 1))], [make_segment(make_turn(1, 1, masked=[0]))]]
+    )
     (tokens,) = build([group], AdvantageConfig(task_normalisation=mode)).micro_batches
     assert np.isfinite(tokens.advantages).all()
     assert tokens.advantages[tokens.loss_mask].item() > 0.5

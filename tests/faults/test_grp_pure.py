@@ -25,7 +25,7 @@ def group_of(*members: tuple[float | None, float | None, EpisodeEnd]) -> Group:
 def advantage_of_ids(group: Group) -> dict[int, float]:
     batch = build_batch(
         [group],
-        advantages=AdvantageConfig(scale_by_std=False, task_normalisation="off"),
+        advantages=AdvantageConfig(estimator="dr_grpo", task_normalisation="off"),
         packing=PackingConfig(row_tokens=(32,), rows_per_micro_batch=1),
         learner_version=0,
     )

@@ -13,8 +13,8 @@ import pytest
 
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.batch import TokenBatch, map_tokens
+from agentrl_jax.batch_files import load_batch
 from agentrl_jax.learner import Learner, LearnerConfig
-from agentrl_jax.packing import load_batch
 from agentrl_jax.policy import open_policy
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from launch.train import main

@@ -1,0 +1,68 @@
+"""Recorded batches: the packed batch of a learner step as a file, for replaying a loss on it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.batch import TokenBatch, Totals
+from agentrl_jax.errors import RecordError
+from agentrl_jax.packing import PACKED_FIELDS, PackedBatch
+
+_FILE_FORMAT = 3
+
+
+def save_batch(path: Path, batch: PackedBatch) -> None:
+    """Write `batch` as a compressed npz without pickles, all or nothing; `load_batch` gives back the same arrays."""
+    content: dict[str, Any] = {
+        "format": _FILE_FORMAT,
+        "num_micro_batches": len(batch.micro_batches),
+        "loss_weight": np.float64(batch.loss_weight),
+        "num_loss_tokens": batch.num_loss_tokens,
+        "num_tokens": batch.num_tokens,
+        "efficiency": np.float64(batch.efficiency),
+        "task_names": np.array(batch.task_names, np.str_),
+        "stats_names": np.array(list(batch.stats), np.str_),
+        "stats_values": np.array(list(batch.stats.values()), np.float64),
+        "segment_order": batch.segment_order,
+    }
+    if batch.micro_batches:
+        content |= {
+            f"tokens/{name}": np.stack([getattr(m, name) for m in batch.micro_batches]) for name in PACKED_FIELDS
+        }
+        content["totals"] = np.array(batch.micro_batches[0].totals, np.float64)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        np.savez_compressed(file, **content)
+    os.replace(partial, path)
+
+
+def load_batch(path: Path) -> PackedBatch:
+    """Read what `save_batch` wrote. Raises RecordError if the file is something else or of another format."""
+    with np.load(path, allow_pickle=False) as content:
+        if not isinstance(content, np.lib.npyio.NpzFile) or "format" not in content:
+            raise RecordError(f"{path} is not a recorded batch")
+        if int(content["format"]) != _FILE_FORMAT:
+            raise RecordError(f"{path} has format {int(content['format'])}, this version reads {_FILE_FORMAT}")
+        micro_batches: tuple[TokenBatch, ...] = ()
+        if int(content["num_micro_batches"]):
+            fields = [content[f"tokens/{name}"] for name in PACKED_FIELDS]
+            for array in fields:
+                array.flags.writeable = False
+            totals = Totals(*content["totals"].astype(np.float32))
+            micro_batches = tuple(
+                TokenBatch(**dict(zip(PACKED_FIELDS, parts, strict=True)), totals=totals)
+                for parts in zip(*fields, strict=True)
+            )
+        values = content["stats_values"].tolist()
+        return PackedBatch(
+            micro_batches=micro_batches,
+            loss_weight=float(content["loss_weight"]),
+            num_loss_tokens=int(content["num_loss_tokens"]),
+            num_tokens=int(content["num_tokens"]),
+            efficiency=float(content["efficiency"]),
+            task_names=tuple(content["task_names"].tolist()),
+            stats=dict(zip(content["stats_names"].tolist(), values, strict=True)),
+            segment_order=content["segment_order"],
+        )
