@@ -10,7 +10,6 @@ import pytest
 from agentrl_jax.models import decoder
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.decoder import head_matrix
-from agentrl_jax.models.layers import rope_tables
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import init_params
 
@@ -25,14 +24,26 @@ def unpacked(ids):
     return np.asarray(ids), np.tile(np.arange(np.shape(ids)[1]), (len(ids), 1)), np.ones(np.shape(ids), np.int32)
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in GOLDEN.glob("*/logits.npz")))
 def test_logits_are_those_of_transformers(name):
     config, params = load_pretrained(GOLDEN / name)
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
     with np.load(GOLDEN / name / "logits.npz") as golden:
         ids, expected = golden["ids"], golden["logits"]
     logits = hidden_states(config, params, *unpacked(ids)) @ head_matrix(params)
     assert np.abs(expected).max() > 3
     np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama3", "glm4-biased"])
+def test_the_rotation_depends_on_distances_alone(name):
+    config, params = load_pretrained(GOLDEN / name)
+    ids, positions, segment_ids = unpacked(np.random.default_rng(2).integers(0, 64, (1, 9)))
+    here = hidden_states(config, params, ids, positions, segment_ids)
+    further = hidden_states(config, params, ids, positions + 300, segment_ids)
+    np.testing.assert_allclose(here, further, atol=1e-4)
+    stretched = hidden_states(config, params, ids, positions * 2, segment_ids)
+    assert np.abs(stretched - here).max() > 0.1
 
 
 def test_packed_segments_are_what_they_are_alone():
@@ -71,9 +82,3 @@ def test_compiled_size_does_not_grow_with_depth():
         return len(str(jax.make_jaxpr(lambda p: hidden_states(config, p, *args))(init_params(config, 0))))
 
     assert size(16) < 1.05 * size(2)
-
-
-def test_first_position_is_not_rotated():
-    cos, sin = rope_tables(np.zeros(1, np.int32), 8, 1e4)
-    np.testing.assert_array_equal(cos, np.ones((1, 4)))
-    np.testing.assert_array_equal(sin, np.zeros((1, 4)))
