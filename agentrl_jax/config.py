@@ -11,6 +11,7 @@ from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
+from agentrl_jax.controller.session_kinds import SessionKind
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.errors import ConfigError
@@ -64,6 +65,10 @@ class TrainConfig:
     """Everything random is derived from it"""
     max_turns: int | None = None
     """Turns of an episode at the most (default: the environment's own limit)"""
+    session_kind: SessionKind = "thread"
+    """Where an episode's environment runs: on a thread, or in a process of its own that can be killed if it hangs"""
+    task_session_kind: Mapping[str, SessionKind] = field(default_factory=dict)
+    """The same by environment, where it differs"""
     max_context_tokens: int | None = None
     """Longest episode, in tokens (default: a quarter more than the longest demonstration, at most 1024)"""
     rows_per_device: int | None = None
@@ -118,9 +123,14 @@ class TrainConfig:
         parse_mesh(self.mesh)
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit must be >= 1, got {self.limit}")
-        strangers = sorted(set(self.rollout.task_max_staleness) - set(self.env_names))
-        if strangers:
-            raise ConfigError(f"--rollout.task-max-staleness names {', '.join(strangers)}, but --tasks is {self.tasks}")
+        by_task = {
+            "--rollout.task-max-staleness": self.rollout.task_max_staleness,
+            "--task-session-kind": self.task_session_kind,
+        }
+        for flag, settings in by_task.items():
+            strangers = sorted(set(settings) - set(self.env_names))
+            if strangers:
+                raise ConfigError(f"{flag} names {', '.join(strangers)}, but --tasks is {self.tasks}")
         if self.seed < 0:
             raise ConfigError(f"--seed must be >= 0, got {self.seed}")
         if not self.env_names:
@@ -174,6 +184,11 @@ class TrainConfig:
     @property
     def env_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.tasks.split(",") if name.strip())
+
+    @property
+    def session_kinds(self) -> dict[str, SessionKind]:
+        """By environment."""
+        return {name: self.task_session_kind.get(name, self.session_kind) for name in self.env_names}
 
     @property
     def has_warm_up(self) -> bool:

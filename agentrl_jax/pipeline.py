@@ -8,9 +8,8 @@ A run that has a checkpoint goes on from it: no demonstrations, no warm-up, and 
 not taken a step yet.
 """
 
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,15 +25,18 @@ from agentrl_jax.algo.policy_metrics import mismatch_alarm
 from agentrl_jax.batch_files import save_batch
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
+from agentrl_jax.controller.interrupts import watch_signals
 from agentrl_jax.controller.journal_port import ThreadedJournal
 from agentrl_jax.controller.journal_resume import ResumePlan
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import StepOutcome, StepRecord
+from agentrl_jax.controller.session_kinds import open_sessions
+from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.watch import RunWarning, crowding_warnings
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.pool import EnginePool
-from agentrl_jax.env import EnvFamily
+from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation, compare
 from agentrl_jax.learner import Learner
@@ -70,28 +72,46 @@ class TrainResult:
     is_stopped: bool
 
 
-def train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: RunLog, say: Say) -> TrainResult:
+def train(
+    config: TrainConfig,
+    families: Sequence[EnvFamily],
+    mesh: Mesh,
+    run: RunLog,
+    say: Say,
+    *,
+    sources: Mapping[str, EnvSource] | None = None,
+) -> TrainResult:
     """Carry out a whole training run, or the rest of one, and return what came of it.
 
+    sources: of the families whose sessions run in processes, by name.
     The first SIGINT or SIGTERM finishes the running step and saves; the second stops at once, and saves what the
     last finished step left. Raises KeyboardInterrupt after a second one, and whatever ends a run (errors.py).
     """
-    return trio.run(partial(_train, config, families, mesh, run, say))
+    return trio.run(_train, config, families, mesh, run, say, sources or {})
 
 
-async def _train(config: TrainConfig, families: Sequence[EnvFamily], mesh: Mesh, run: RunLog, say: Say) -> TrainResult:
+async def _train(
+    config: TrainConfig,
+    families: Sequence[EnvFamily],
+    mesh: Mesh,
+    run: RunLog,
+    say: Say,
+    sources: Mapping[str, EnvSource],
+) -> TrainResult:
     stop = trio.Event()
     result: TrainResult | None = None
     with unwrapped_errors(), Survival(run.folder, keep=config.keep_checkpoints) as survival:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_watch_signals, stop, nursery.cancel_scope, say)
+            await nursery.start(watch_signals, stop, nursery.cancel_scope, say)
             if survival.has_checkpoint:
                 _check_unfinished(config, survival, run)
                 prepared = await trio.to_thread.run_sync(reopen, config, run.model_folder)
             else:
                 prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
             run.write_config(prepared.config.to_json())
-            result = await _Training(prepared, families, mesh, run, survival, say, stop).run()
+            kinds, max_threads = config.session_kinds, config.engine.num_slots
+            async with open_sessions(families, kinds, sources, max_threads=max_threads) as sessions:
+                result = await _Training(prepared, families, sessions, mesh, run, survival, say, stop).run()
             nursery.cancel_scope.cancel()
     if result is None:
         raise KeyboardInterrupt
@@ -108,22 +128,6 @@ def _check_unfinished(config: TrainConfig, survival: Survival, run: RunLog) -> N
         )
 
 
-async def _watch_signals(
-    stop: trio.Event,
-    everything: trio.CancelScope,
-    say: Say,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            if stop.is_set():
-                everything.cancel()
-                return
-            say("stopping: finishing the running step, then saving (once more stops at once)")
-            stop.set()
-
-
 class _Training:
     """The phases of one run, and the loop's `LearnerPort`. `learner`'s params are saved, whatever happens."""
 
@@ -131,6 +135,7 @@ class _Training:
         self,
         prepared: Prepared,
         families: Sequence[EnvFamily],
+        sessions: Mapping[str, SessionFactory],
         mesh: Mesh,
         run_log: RunLog,
         survival: Survival,
@@ -138,7 +143,7 @@ class _Training:
         stop: trio.Event,
     ) -> None:
         self.prepared, self.config, self.policy = prepared, prepared.config, prepared.policy
-        self.families, self.mesh, self.run_log = families, mesh, run_log
+        self.families, self.sessions, self.mesh, self.run_log = families, sessions, mesh, run_log
         self.survival, self.say, self.stop = survival, say, stop
         self.loss = make_loss(self.config.loss)
         self.learner: Learner
@@ -223,7 +228,7 @@ class _Training:
         plan = await self._begin()
         num_steps, version = plan.step, plan.version
         async with self._open_pool(plan.version) as pool:
-            rollouts = Rollouts(self.families, self.policy.tokenizer, self.config, pool)
+            rollouts = Rollouts(self.families, self.sessions, self.policy.tokenizer, self.config, pool)
             if plan.step == 0 and len(before) < len(_MODES):
                 before = await self._evaluate(rollouts, "before", step=0)
             if not self.stop.is_set() and plan.step < self.config.max_steps:

@@ -10,7 +10,7 @@ from agentrl_jax.controller.episode import EngineChooser, EpisodeSetup
 from agentrl_jax.controller.evaluation import run_tasks
 from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.ports import RunOneGroup
-from agentrl_jax.controller.sessions import thread_sessions
+from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
@@ -22,16 +22,21 @@ from agentrl_jax.types import Group, Task
 
 
 class Rollouts:
-    """Runs groups and evaluations of `families` for one config on one pool."""
+    """Runs groups and evaluations of `families` for one config on one pool. sessions: by the families' names."""
 
     def __init__(
-        self, families: Sequence[EnvFamily], tokenizer: ChatTokenizer, config: TrainConfig, pool: EnginePool
+        self,
+        families: Sequence[EnvFamily],
+        sessions: Mapping[str, SessionFactory],
+        tokenizer: ChatTokenizer,
+        config: TrainConfig,
+        pool: EnginePool,
     ) -> None:
         self.pool = pool
         self._families = families
+        self._sessions = sessions
         self._config = config
         self._renderers = {family.name: TemplateRenderer(tokenizer, tools=family.tools) for family in families}
-        self._limiter = trio.CapacityLimiter(config.engine.num_slots)
 
     def training_groups(self, shares: Callable[[], Mapping[str, float]]) -> RunOneGroup:
         """Run admitted groups, as many at a time as the engines have slots for, each env with its share of them.
@@ -80,7 +85,7 @@ class Rollouts:
     def _setups(self, choose_engine: EngineChooser, purpose: str, temperature: float) -> dict[str, EpisodeSetup]:
         return {
             family.name: EpisodeSetup(
-                sessions=thread_sessions(family.make, self._limiter),
+                sessions=self._sessions[family.name],
                 tools=family.tools,
                 renderer=self._renderers[family.name],
                 choose_engine=choose_engine,

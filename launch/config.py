@@ -11,7 +11,8 @@ import tyro
 
 from agentrl_jax.algo.corrections import CorrectionName
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions
+from agentrl_jax.controller.process_sessions import check_platform
+from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions
 from agentrl_jax.errors import ConfigError
 from envs import register_all
 
@@ -118,12 +119,32 @@ def refuse(error: ConfigError, *, program: str) -> NoReturn:
 
 def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
     """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing."""
-    registry = EnvRegistry()
-    register_all(registry)
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
-    options = FamilyOptions(seed=config.seed, data=config.data, level=config.level)
-    return tuple(registry.make(name, options) for name in config.env_names)
+    registry = _registry()
+    return tuple(registry.make(name, _options(config)) for name in config.env_names)
+
+
+def env_sources(config: TrainConfig) -> dict[str, EnvSource]:
+    """What the processes of families with `session_kind = process` make their envs from, by name.
+
+    Raises ConfigError if this system cannot run envs in processes.
+    """
+    names = [name for name, kind in config.session_kinds.items() if kind == "process"]
+    if names:
+        check_platform()
+    registry = _registry()
+    return {name: registry.source(name, _options(config)) for name in names}
+
+
+def _registry() -> EnvRegistry:
+    registry = EnvRegistry()
+    register_all(registry)
+    return registry
+
+
+def _options(config: TrainConfig) -> FamilyOptions:
+    return FamilyOptions(seed=config.seed, data=config.data, level=config.level)
 
 
 def printer() -> Callable[[str], None]:

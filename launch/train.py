@@ -1,20 +1,20 @@
 """Train an agent: `python -m launch.train`. See `--help`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.env import EnvFamily
+from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.pipeline import train
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
-from launch.config import make_families, parse_training, printer, refuse
+from launch.config import env_sources, make_families, parse_training, printer, refuse
 from launch.devices import open_mesh, provenance
 
 PROGRAM = "launch.train"
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, changes = parse_training(arguments, program=PROGRAM)
     try:
         config, families = _check(config)
-        return _run(config, changes, families)
+        return _run(config, changes, families, env_sources(config))
     except ConfigError as error:
         refuse(error, program=PROGRAM)
 
@@ -49,7 +49,9 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     return config, families
 
 
-def _run(config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFamily]) -> int:
+def _run(
+    config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFamily], sources: Mapping[str, EnvSource]
+) -> int:
     say = printer()
     mesh = open_mesh(parse_mesh(config.mesh), say)
     make_loss(config.loss)  # a function of the user's is looked at before anything else starts
@@ -64,7 +66,7 @@ def _run(config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFam
         for name, change in changes.items():
             say(f"changed: {name} {change}")
         try:
-            result = train(config, families, mesh, run, say)
+            result = train(config, families, mesh, run, say, sources=sources)
         except KeyboardInterrupt:
             say(f"stopped at once; go on with --resume {config.run_dir}")
             return 130

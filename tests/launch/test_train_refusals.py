@@ -29,6 +29,8 @@ REFUSALS = {
     "--seed=-1": "--seed must be >= 0",
     "--level=0": "level",
     "--rollout.task-max-staleness nope 3": "--rollout.task-max-staleness names nope",
+    "--task-session-kind nope process": "--task-session-kind names nope",
+    "--session-kind=nope": "session-kind",
     "--evaluation.num-tasks=2001": "kg has only 2000 held-out tasks",
     "--with-warm-up False --warm-up.steps=3": "--warm-up.* has no effect without a warm-up",
     "--rows-per-device=0": "--rows-per-device must be >= 1",
