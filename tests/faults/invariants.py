@@ -82,6 +82,7 @@ def check_staleness(run: Simulation, record: StepRecord) -> None:
 def check_finite(record: StepRecord) -> None:
     """Nothing that reaches the learner is NaN or infinite, and nothing invalid has a reward."""
     for trajectory in (t for group in record.groups for t in group.trajectories):
-        assert trajectory.reward is None if trajectory.end.is_infrastructure else np.isfinite(trajectory.reward)
+        assert trajectory.end.is_infrastructure == (trajectory.reward is None)
+        assert np.isfinite(trajectory.reward or 0.0)
         assert all(np.isfinite(turn.completion.logprobs).all() for turn in trajectory.turns)
         assert all(np.isfinite(turn.reward) for turn in trajectory.turns)
