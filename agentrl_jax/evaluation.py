@@ -75,8 +75,6 @@ class Evaluation:
         return {
             "env": self.env,
             "mode": self.mode,
-            "num_successes": self.metrics.num_successes,
-            "num_valid": self.metrics.num_valid,
             "success_low": low,
             "success_high": high,
             "versions": list(self.versions),

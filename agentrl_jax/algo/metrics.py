@@ -1,6 +1,6 @@
-"""Metrics that add up: sums and weights of the loss, and what groups say about each task.
+"""What groups say about each task, as counts and sums that add up; and the means of what a loss returned.
 
-numpy at most, no jax: `Weighted` values of device arrays add up just as well.
+No jax: `Weighted` values of device arrays divide just as well.
 """
 
 from collections import Counter
@@ -13,20 +13,6 @@ from agentrl_jax.types import EpisodeEnd, Group, Trajectory
 
 SUCCESS_REWARD = 1.0
 """An episode succeeded if its environment gave at least this, before any penalty."""
-
-
-def combine(parts: Iterable[Mapping[str, Weighted]]) -> dict[str, Weighted]:
-    """Add up the metrics of micro-batches, name by name: never a mean of means."""
-    totals: dict[str, Weighted] = {}
-    for part in parts:
-        for name, value in part.items():
-            before = totals.get(name)
-            totals[name] = (
-                value
-                if before is None
-                else Weighted(total=before.total + value.total, weight=before.weight + value.weight)
-            )
-    return totals
 
 
 def means(metrics: Mapping[str, Weighted]) -> dict[str, float]:
@@ -44,12 +30,18 @@ class TaskMetrics:
 
     Attempted episodes are all of them; valid ones did not end by the infrastructure's fault. Reporting only the
     valid ones would let a broken environment raise the success rate, so both rates exist.
+
+    >>> a, b = TaskMetrics(num_valid=1, reward_total=1.0), TaskMetrics(num_valid=3, reward_total=0.0)
+    >>> merge([a, b]).reward_mean
+    0.25
     """
 
     num_groups: int = 0
     num_signal_groups: int = 0
-    num_scored_groups: int = 0
-    num_success_groups: int = 0
+    num_compared_groups: int = 0  # with at least two votes
+    num_scored_groups: int = 0  # with a valid member
+    num_success_groups: int = 0  # in which a valid member succeeded
+    num_all_solved_groups: int = 0  # in which all valid members did
     num_episodes: int = 0
     num_valid: int = 0
     num_successes: int = 0
@@ -61,6 +53,7 @@ class TaskMetrics:
     num_loss_tokens: int = 0
     reward_total: float = 0.0
     best_reward_total: float = 0.0
+    margin_total: float = 0.0
     ends: Mapping[EpisodeEnd, int] = field(default_factory=dict)
 
     @property
@@ -80,8 +73,13 @@ class TaskMetrics:
 
     @property
     def zero_signal_frac(self) -> float:
-        """Share of groups that cannot tell good from bad."""
+        """Share of groups that cannot tell good from bad, for want of votes or of a difference between them."""
         return _ratio(self.num_groups - self.num_signal_groups, self.num_groups)
+
+    @property
+    def zero_variance_frac(self) -> float:
+        """Share of groups, of those with at least two votes, whose votes are all equal."""
+        return _ratio(self.num_compared_groups - self.num_signal_groups, self.num_compared_groups)
 
     @property
     def best_of_n_reward(self) -> float:
@@ -93,17 +91,42 @@ class TaskMetrics:
         """Share of groups, of those with a valid member, in which a member succeeded: pass@n."""
         return _ratio(self.num_success_groups, self.num_scored_groups)
 
+    @property
+    def margin(self) -> float:
+        """Mean over groups with a valid member of the best reward minus the mean one: what choosing would gain."""
+        return _ratio(self.margin_total, self.num_scored_groups)
+
+    @property
+    def num_none_solved_groups(self) -> int:
+        """Groups with a valid member in which none succeeded."""
+        return self.num_scored_groups - self.num_success_groups
+
     def as_floats(self) -> dict[str, float]:
-        """Everything worth logging, by name; `end_<reason>_frac` are shares of all episodes."""
+        """Everything worth logging, by name: counts (`num_…`) and `rates`."""
+        counts = {
+            "num_groups": self.num_groups,
+            "num_signal_groups": self.num_signal_groups,
+            "num_all_solved_groups": self.num_all_solved_groups,
+            "num_none_solved_groups": self.num_none_solved_groups,
+            "num_episodes": self.num_episodes,
+            "num_valid": self.num_valid,
+            "num_successes": self.num_successes,
+        }
+        return {name: float(count) for name, count in counts.items()} | self.rates()
+
+    def rates(self) -> dict[str, float]:
+        """Everything that is an average or a share, by name; NaN where nothing was measured."""
         rates = {
-            "num_groups": float(self.num_groups),
-            "num_episodes": float(self.num_episodes),
             "reward_mean": self.reward_mean,
             "success_rate": self.success_rate,
             "success_rate_attempted": self.success_rate_attempted,
             "zero_signal_frac": self.zero_signal_frac,
+            "zero_variance_frac": self.zero_variance_frac,
+            "all_solved_frac": _ratio(self.num_all_solved_groups, self.num_scored_groups),
+            "none_solved_frac": _ratio(self.num_none_solved_groups, self.num_scored_groups),
             "best_of_n_reward": self.best_of_n_reward,
             "best_of_n_success_rate": self.best_of_n_success_rate,
+            "margin": self.margin,
             "episode_tokens": _ratio(self.num_tokens, self.num_episodes),
             "episode_loss_tokens": _ratio(self.num_loss_tokens, self.num_episodes),
             "episode_turns": _ratio(self.num_turns, self.num_episodes),
@@ -139,6 +162,7 @@ def merge(parts: Iterable[TaskMetrics]) -> TaskMetrics:
         **counts,
         reward_total=fsum(part.reward_total for part in parts),
         best_reward_total=fsum(part.best_reward_total for part in parts),
+        margin_total=fsum(part.margin_total for part in parts),
         ends=dict(ends),
     )
 
@@ -153,6 +177,12 @@ def macro_average(values: Iterable[float]) -> float:
     return _ratio(fsum(measured), len(measured))
 
 
+def macro_averages(by_env: Mapping[str, TaskMetrics]) -> dict[str, float]:
+    """`macro_average` over the envs of each of their rates, by name. Beside them belongs `num_groups` of each env."""
+    rates = [metrics.rates() for metrics in by_env.values()] or [TaskMetrics().rates()]
+    return {name: macro_average(env[name] for env in rates) for name in rates[0]}
+
+
 def _of_group(group: Group) -> TaskMetrics:
     members = group.trajectories
     rewards = [member.reward for member in members if member.reward is not None]
@@ -161,8 +191,10 @@ def _of_group(group: Group) -> TaskMetrics:
     return TaskMetrics(
         num_groups=1,
         num_signal_groups=int(group.has_signal),
+        num_compared_groups=int(sum(member.votes for member in members) >= 2),
         num_scored_groups=int(bool(rewards)),
         num_success_groups=int(num_successes > 0),
+        num_all_solved_groups=int(bool(rewards) and num_successes == len(rewards)),
         num_episodes=len(members),
         num_valid=len(rewards),
         num_successes=num_successes,
@@ -174,6 +206,7 @@ def _of_group(group: Group) -> TaskMetrics:
         num_loss_tokens=sum(member.num_loss_tokens for member in members),
         reward_total=fsum(rewards),
         best_reward_total=max(rewards, default=0.0),
+        margin_total=max(rewards) - fsum(rewards) / len(rewards) if rewards else 0.0,
         ends=dict(Counter(member.end for member in members)),
     )
 

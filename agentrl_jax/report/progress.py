@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from agentrl_jax.algo.metrics import macro_average, merge, task_metrics
+from agentrl_jax.algo.metrics import TaskMetrics, macro_averages, merge, task_metrics
+from agentrl_jax.algo.staleness import add_lags, staleness_floats, token_lags
 from agentrl_jax.controller.ports import StepRecord
 from agentrl_jax.evaluation import Evaluation
 from agentrl_jax.types import EpisodeEnd
@@ -12,7 +13,8 @@ from agentrl_jax.types import EpisodeEnd
 
 def step_record(record: StepRecord) -> dict[str, Any]:
     """One learner step as JSON: everything the line says and more, per env with counts."""
-    by_env = task_metrics((*record.groups, *record.dropped))
+    by_env = _metrics(record)
+    lags = {env: token_lags([g for g in record.groups if g.task.env == env], record.version) for env in by_env}
     return {
         "step": record.step + 1,
         "version": record.version,
@@ -31,16 +33,16 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "straggler_wait_s": dict(record.timings.straggler_wait_s),
         "ends": {end.value: count for end, count in record.ends.items()},
         "metrics": dict(record.metrics),
-        "envs": {env: metrics.as_floats() for env, metrics in by_env.items()},
-        "micro": merge(by_env.values()).as_floats(),
+        "envs": {env: metrics.as_floats() | staleness_floats(lags[env]) for env, metrics in by_env.items()},
+        "micro": merge(by_env.values()).as_floats() | staleness_floats(add_lags(lags.values())),
+        "macro": macro_averages(by_env),
         "tasks": {env: asdict(tasks) for env, tasks in record.tasks.items()},
-        "macro_success_rate": macro_average(m.success_rate for m in by_env.values()),
     }
 
 
 def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
     """One learner step: what was learnt from, how old it was, and where the time went."""
-    metrics = merge(task_metrics(record.groups).values())
+    metrics = merge(_metrics(record).values())
     timings = record.timings
     parts = [
         f"step {record.step + 1:>{len(str(max_steps))}}/{max_steps}",
@@ -75,13 +77,18 @@ def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
     return "  ".join(parts)
 
 
+def _metrics(record: StepRecord) -> dict[str, TaskMetrics]:
+    """Of everything that was played, by env: the same for a terminal and for a log."""
+    return task_metrics((*record.groups, *record.dropped))
+
+
 def _clipped(metrics: Mapping[str, float]) -> float:
     return sum(metrics.get(name, 0.0) for name in ("clip_low_frac", "clip_high_frac"))
 
 
 def task_lines(record: StepRecord) -> list[str]:
     """One line per env; only worth printing if there are several."""
-    by_env = task_metrics(record.groups)
+    by_env = _metrics(record)
     if len(by_env) < 2:
         return []
     return [

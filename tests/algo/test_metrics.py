@@ -3,20 +3,13 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentrl_jax.algo.metrics import TaskMetrics, combine, is_success, macro_average, means, merge, task_metrics
+from agentrl_jax.algo.metrics import TaskMetrics, is_success, macro_average, macro_averages, means, merge, task_metrics
 from agentrl_jax.batch import Weighted
 from agentrl_jax.types import EpisodeEnd, Group
 from tests.algo.record_builders import make_group, make_segment, make_trajectory, make_turn
-
-
-def test_sums_add_up_name_by_name() -> None:
-    first = {"a": Weighted(total=1.0, weight=1.0), "b": Weighted(total=5.0, weight=2.0)}
-    second = {"a": Weighted(total=1.0, weight=9.0)}
-    combined = combine([first, second])
-    assert combined == {"a": Weighted(total=2.0, weight=10.0), "b": Weighted(total=5.0, weight=2.0)}
-    assert means(combined) == {"a": 0.2, "b": 2.5}
-    assert combine([]) == {}
 
 
 def test_a_group_by_hand() -> None:
@@ -37,7 +30,16 @@ def test_a_group_by_hand() -> None:
         "reward_mean": 0.7,
         "success_rate": 1 / 2,
         "success_rate_attempted": 1 / 3,
+        "num_valid": 2,
+        "num_successes": 1,
+        "num_signal_groups": 1,
+        "num_all_solved_groups": 0,
+        "num_none_solved_groups": 0,
         "zero_signal_frac": 0.0,
+        "zero_variance_frac": 0.0,
+        "all_solved_frac": 0.0,
+        "none_solved_frac": 0.0,
+        "margin": 0.3,
         "best_of_n_reward": 1.0,
         "best_of_n_success_rate": 1.0,
         "episode_tokens": 11 / 3,
@@ -52,10 +54,9 @@ def test_a_group_by_hand() -> None:
     assert math.isnan(figures["call_error_frac"])
 
 
-def test_met_07_errors_do_not_inflate_the_success_rate() -> None:
-    metrics = task_metrics([make_group([1.0, 1.0, 0.0, None])])["search"]
-    assert metrics.success_rate == pytest.approx(2 / 3)
-    assert metrics.success_rate_attempted == pytest.approx(2 / 4)
+def test_a_mean_is_one_division_and_nan_where_nothing_was_measured() -> None:
+    found = means({"a": Weighted(total=2.0, weight=10.0), "b": Weighted(total=0.0, weight=0.0)})
+    assert found == pytest.approx({"a": 0.2, "b": math.nan}, nan_ok=True)
 
 
 def test_success_is_what_the_env_gave_before_any_penalty() -> None:
@@ -76,6 +77,45 @@ def test_envs_are_kept_apart_and_come_in_alphabetical_order() -> None:
     assert (by_env["db"].zero_signal_frac, by_env["web"].zero_signal_frac) == (1.0, 0.0)
     db = by_env["db"]
     assert (db.num_scored_groups, db.best_of_n_success_rate, db.best_of_n_reward) == (1, 1.0, 1.0)
+
+
+def test_groups_that_are_solved_by_all_by_none_and_without_variance_by_hand() -> None:
+    """All of four, none of two, some of two, one valid member of two, none valid."""
+    rewards = [[1.0] * 4, [0.0, 0.5], [1.0, 0.0], [1.0, None], [None, None]]
+    metrics = task_metrics([make_group(values, group_id=i) for i, values in enumerate(rewards)])["search"]
+    assert (metrics.num_groups, metrics.num_scored_groups, metrics.num_compared_groups) == (5, 4, 3)
+    assert (metrics.num_all_solved_groups, metrics.num_none_solved_groups, metrics.num_success_groups) == (2, 1, 3)
+    assert metrics.zero_signal_frac == pytest.approx(3 / 5)
+    assert metrics.zero_variance_frac == pytest.approx(1 / 3)
+    assert metrics.margin == pytest.approx((0 + 0.25 + 0.5 + 0) / 4)
+    assert metrics.best_of_n_reward == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+
+
+def test_every_rate_has_its_macro_average_and_no_count_has_one() -> None:
+    groups = [make_group([0.0, 0.0], group_id=i, env="big") for i in range(9)]
+    by_env = task_metrics([*groups, make_group([1.0, 0.0], group_id=9, env="small")])
+    macro = macro_averages(by_env)
+    assert macro["success_rate"] == macro["reward_mean"] == pytest.approx(0.25)
+    assert macro["margin"] == pytest.approx(0.25)
+    assert macro["zero_variance_frac"] == pytest.approx(0.5)
+    assert not any(name.startswith("num_") for name in macro)
+    assert all(math.isnan(value) for value in macro_averages({}).values())
+    assert macro_averages({}).keys() == macro.keys()
+
+
+@given(st.lists(st.lists(st.sampled_from([None, -0.2, 0.0, 0.5, 1.0]), min_size=1, max_size=4), max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_shares_and_counts_agree_whatever_the_groups(rewards: list[list[float | None]]) -> None:
+    groups = [make_group(values, group_id=i) for i, values in enumerate(rewards)]
+    metrics = merge(task_metrics(groups).values())
+    backwards = merge(task_metrics(groups[::-1]).values())
+    assert backwards.as_floats() == pytest.approx(metrics.as_floats(), nan_ok=True)
+    scored = metrics.num_all_solved_groups + metrics.num_none_solved_groups
+    assert scored <= metrics.num_scored_groups <= metrics.num_groups
+    assert metrics.num_signal_groups <= metrics.num_compared_groups <= metrics.num_scored_groups
+    assert metrics.num_successes <= metrics.num_valid <= metrics.num_episodes
+    for name, value in metrics.rates().items():
+        assert math.isnan(value) or name in ("reward_mean", "best_of_n_reward") or value >= 0
 
 
 def test_micro_average_weighs_episodes_and_macro_average_weighs_tasks() -> None:

@@ -1,0 +1,70 @@
+"""How old the tokens of a batch are: by how many versions the policy that sampled them lags behind the learner.
+
+Lagging engines serve an older policy by design, so a histogram over both pools would show two things at once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import nan
+from typing import get_args
+
+from agentrl_jax.types import Group, Pool
+
+_BUCKETS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, 16), (17, 32), (33, None))
+"""First and last lag of each bar of the histogram."""
+
+Lags = Mapping[Pool, Counter[int]]
+
+
+def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
+    """By engine pool: how many loss tokens of trainable episodes lag by so many versions; lag = learner − token.
+
+    From the version spans, so that it costs as much as there are turns, not tokens.
+    """
+    lags: Lags = {pool: Counter() for pool in get_args(Pool)}
+    for group in groups:
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns if trajectory.end.is_trainable else ():
+                completion = turn.completion
+                for span in completion.version_spans:
+                    num_tokens = int(completion.loss_mask[span.start : span.end].sum())
+                    lags[completion.pool][learner_version - span.version] += num_tokens
+    return lags
+
+
+def add_lags(parts: Iterable[Lags]) -> Lags:
+    """All of them together."""
+    added: Lags = {pool: Counter() for pool in get_args(Pool)}
+    for part in parts:
+        for pool, counts in part.items():
+            added[pool].update(counts)
+    return added
+
+
+def staleness_floats(lags: Lags) -> dict[str, float]:
+    """Flat names for the log. By pool: `…_tokens`, `…_mean`, `…_max`, and the histogram, `…_lag_5_8_tokens`.
+
+    mean and max are NaN where the pool sampled nothing.
+
+    >>> found = staleness_floats({"current": Counter({0: 30, 2: 10}), "lagging": Counter({7: 5})})
+    >>> found["staleness_current_mean"], found["staleness_lagging_lag_5_8_tokens"]
+    (0.5, 5.0)
+    """
+    found: dict[str, float] = {}
+    for pool, counts in lags.items():
+        num_tokens = counts.total()
+        total = sum(lag * count for lag, count in counts.items())
+        prefix = f"staleness_{pool}"
+        found[f"{prefix}_tokens"] = float(num_tokens)
+        found[f"{prefix}_mean"] = total / num_tokens if num_tokens else nan
+        found[f"{prefix}_max"] = float(max((lag for lag, count in counts.items() if count), default=nan))
+        for first, last in _BUCKETS:
+            inside = sum(count for lag, count in counts.items() if first <= lag and (last is None or lag <= last))
+            found[f"{prefix}_lag_{_label(first, last)}_tokens"] = float(inside)
+    return found
+
+
+def _label(first: int, last: int | None) -> str:
+    if last is None:
+        return f"{first}_up"
+    return str(first) if first == last else f"{first}_{last}"
