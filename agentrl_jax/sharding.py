@@ -18,18 +18,27 @@ if TYPE_CHECKING:
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> the mesh axes it is split over, outermost first. A mesh axis serves one dimension of an array,
-# the leftmost that asks for it: an embedding [vocab, width] takes fsdp for its vocabulary, which leaves none for
-# its width, and so needs no rematerialisation when the ids of a row sharded over fsdp look it up.
+# Logical axis -> the mesh axes it is split over, outermost first. No two axes of one array may name the same mesh
+# axis. An embedding is split over its vocabulary alone: ids of a row sharded over fsdp then look it up without
+# rematerialisation.
 RULES: dict[str, tuple[str, ...]] = {
     "rows": ("data", "fsdp"),
     "vocab": ("tensor", "fsdp"),
+    "vocab_width": (),
     "head_vocab": ("tensor",),
     "width": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "head_dim": (),
+    "head_norm": (),
+    "gate_up": (),
+    "norm": (),
+    "layers": (),
 }
+
+# What an axis is split over instead where the other one of its array, named here, does not divide.
+SPARE: dict[str, tuple[str, tuple[str, ...]]] = {"vocab_width": ("vocab", ("fsdp",))}
 
 _ArrayT = TypeVar("_ArrayT", bound="Array")
 
@@ -73,7 +82,8 @@ def parse_mesh(text: str) -> MeshShape:
     sizes: dict[str, int] = {}
     for field in fields:
         name, _, number = (part.strip() for part in field.partition("="))
-        is_size = number.isascii() and number.isdigit() and int(number) >= 1
+        # No machine has a mesh of more than nine digits, and Python refuses to read numbers of thousands.
+        is_size = number.isascii() and number.isdigit() and len(number) <= 9 and int(number) >= 1
         if name not in AXES or name in sizes or not is_size:
             raise ConfigError(
                 f"mesh must be a number of devices like 16, or sizes >= 1 of the axes {', '.join(AXES)}, each at most "
@@ -109,22 +119,44 @@ def check_rows(rows: int, shape: MeshShape) -> None:
         )
 
 
+def check_axes(axes: Sequence[str | None]) -> None:
+    """Raise ConfigError if `axes`, the logical axes of one array, have an unknown name or share a mesh axis."""
+    owner: dict[str, str] = {}
+    for axis in axes:
+        if axis is None:
+            continue
+        if axis not in RULES:
+            raise ConfigError(f"logical axis {axis!r} has no rule; sharding.RULES knows {', '.join(RULES)}")
+        for name in RULES[axis]:
+            if name not in AXES:
+                raise ConfigError(f"the rule of logical axis {axis!r} names {name!r}; mesh axes are {', '.join(AXES)}")
+            if name in owner:
+                raise ConfigError(
+                    f"logical axes {owner[name]!r} and {axis!r} of one array are both split over mesh axis {name!r}; "
+                    "change one of them in sharding.RULES"
+                )
+            owner[name] = axis
+
+
 def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh_sizes: Mapping[str, int]) -> "PartitionSpec":
     """Return where the dimensions of an array lie, given their logical names (None: never split) and sizes.
 
     mesh_sizes: devices along each of `AXES`. A dimension whose size its mesh axes do not divide is not split:
-    always, on every process.
+    always, on every process. Raises ConfigError as `check_axes` does.
     """
     from jax.sharding import PartitionSpec
 
-    used: set[str] = set()
-    spec: list[tuple[str, ...] | None] = []
-    for axis, size in zip(axes, sizes, strict=True):
-        wanted = tuple(name for name in RULES.get(axis or "", ()) if name not in used)
+    check_axes(axes)
+
+    def split(wanted: tuple[str, ...], size: int) -> tuple[str, ...] | None:
         fits = bool(wanted) and size % math.prod(mesh_sizes[name] for name in wanted) == 0
-        used.update(wanted if fits else ())
-        spec.append(wanted if fits else None)
-    return PartitionSpec(*spec)  # type: ignore[no-untyped-call]
+        return wanted if fits else None
+
+    spec = {axis: split(RULES[axis], size) for axis, size in zip(axes, sizes, strict=True) if axis is not None}
+    for axis, (other, wanted) in SPARE.items():
+        if axis in spec and spec.get(other) is None:
+            spec[axis] = split(wanted, sizes[axes.index(axis)])
+    return PartitionSpec(*(None if axis is None else spec[axis] for axis in axes))  # type: ignore[no-untyped-call]
 
 
 def named_sharding(mesh: "Mesh", axes: Sequence[str | None], sizes: Sequence[int]) -> "NamedSharding":

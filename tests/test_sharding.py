@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.params import build_tree
-from agentrl_jax.sharding import MeshShape, check_rows, constrain, make_mesh, parse_mesh, partition
+from agentrl_jax.models.params import build_tree, param_specs
+from agentrl_jax.sharding import RULES, MeshShape, check_axes, check_rows, constrain, make_mesh, parse_mesh, partition
 
 LARGE = ModelConfig(
     vocab_size=1024, width=256, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=32, mlp_width=512,
@@ -35,7 +35,8 @@ def test_meshes_are_parsed(text, shape):
 @pytest.mark.parametrize(
     "text",
     ["", "0", "-1", "1.5", "two", "²", "data=3,foo=2", "data=2,data=2", "data=", "=4", "data=0", "4,2", "8,tensor=2",
-     "data=2,", "data=2=3"],
+     "data=2,", "data=2=3", ",", "=", "data", "data=2;fsdp=2", "data:2", "+4", "0x10", "1e1", "1_6", "4 4",
+     "\uff14", "inf", "Data=2", "data=-1", "data=2,tensor=", "9" * 5000, "data=" + "9" * 5000, "None", "auto", "16,16"],
 )  # fmt: skip
 def test_wrong_meshes_are_refused_with_one_message(text):
     with pytest.raises(ConfigError, match=r"mesh must be a number of devices like 16, or sizes .* got ") as caught:
@@ -98,7 +99,26 @@ def test_what_does_not_divide_is_not_split():
     sizes = {"data": 1, "fsdp": 4, "tensor": 4}
     assert partition(("width", "kv_heads", "head_dim"), (256, 2, 8), sizes) == P(("fsdp",), None, None)
     # A vocabulary that does not divide leaves fsdp to the width.
-    assert partition(("vocab", "width"), (1001, 256), sizes) == P(None, ("fsdp",))
+    assert partition(("vocab", "vocab_width"), (1001, 256), sizes) == P(None, ("fsdp",))
+
+
+def test_two_axes_of_an_array_cannot_share_a_mesh_axis():
+    with pytest.raises(ConfigError, match="'heads' and 'mlp' of one array are both split over mesh axis 'tensor'"):
+        check_axes(("width", "heads", None, "mlp"))
+    with pytest.raises(ConfigError, match="'width' and 'width' of one array"):
+        check_axes(("width", "width"))
+    with pytest.raises(ConfigError, match=r"'widht' has no rule; .* knows rows, vocab"):
+        partition(("widht",), (4,), {"data": 1, "fsdp": 2, "tensor": 1})
+    check_axes(("rows", "head_vocab", None, "head_dim"))
+
+
+def test_a_wrong_rule_is_refused(monkeypatch):
+    monkeypatch.setitem(RULES, "mlp", ("fsdp", "model"))
+    with pytest.raises(ConfigError, match="rule of logical axis 'mlp' names 'model'; mesh axes are data, fsdp, tensor"):
+        check_axes(("mlp",))
+    monkeypatch.setitem(RULES, "mlp", ("fsdp",))
+    with pytest.raises(ConfigError, match="'width' and 'mlp' of one array"):
+        param_specs(LARGE)
 
 
 def test_constraints_are_nothing_without_a_mesh():

@@ -1,67 +1,73 @@
-"""Causal attention within packed segments."""
+"""Causal attention within packed segments: what every backend computes, and which one runs where.
+
+xla is the reference and runs anywhere. pallas is a Triton flash attention for NVIDIA GPUs. cudnn is cuDNN's, with its
+packed layout, for Hopper and later.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# Queries are taken in chunks, and each chunk only against the keys up to its last query. That leaves out close to
-# half of the work of a row, and bounds the scores that exist at a time to [chunk, T] per head.
-_MIN_CHUNK, _MAX_CHUNK, _NUM_CHUNKS = 64, 512, 16
-# Rows longer than this compute each chunk's scores again in the backward pass instead of keeping all of them.
-_KEPT_LENGTH = 1024
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.attention_cudnn import attend_cudnn, why_not_cudnn
+from agentrl_jax.models.attention_pallas import attend_pallas, why_not_pallas
+from agentrl_jax.models.attention_xla import attend_xla
 
-# Finite, so that a query of nothing but masked scores has no NaN in it or in its gradient.
-_MASKED = -1e30
+Backend: TypeAlias = Literal["xla", "pallas", "cudnn"]
+AttentionChoice: TypeAlias = Literal["auto", "xla", "pallas", "cudnn"]
 
 
-def attention(
-    q: Float[Array, "B T H Dh"],
-    k: Float[Array, "B T K Dh"],
-    v: Float[Array, "B T K Dh"],
-    segment_ids: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-) -> Float[Array, "B T H Dh"]:
+class Attend(Protocol):
     """softmax(q·kᵀ / sqrt(Dh)) v over the tokens of the same segment at the same or an earlier position.
 
     Grouped queries: head h reads KV head h // (H / K) (Ainslie et al. 2023). Segments are contiguous and their
     positions ascend along a row (batch.py), so a later column is never attended. Padding (segment 0) is never
-    attended by others, and gets exactly 0. Scores and softmax are float32; the result has q's dtype.
+    attended by others, gets exactly 0, and gives no gradient. The result has q's dtype. Under `jax.set_mesh` rows
+    may be split over data and fsdp, heads over tensor; nothing else is.
     """
-    batch, length, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[2]
-    grouped = q.reshape(batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    # Heads first: each product is then a plain batched matmul (three times as fast on a CPU).
-    grouped = (grouped * head_dim**-0.5).transpose(0, 2, 3, 1, 4)
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    attend = jax.checkpoint(_attend) if length > _KEPT_LENGTH else _attend
-    chunk = min(max(_MIN_CHUNK, -(-length // _NUM_CHUNKS)), _MAX_CHUNK)
-    outs = []
-    for start in range(0, length, chunk):
-        end = min(start + chunk, length)
-        mask = (segment_ids[:, start:end, None] == segment_ids[:, None, :end]) & (
-            positions[:, start:end, None] >= positions[:, None, :end]
-        )
-        outs.append(attend(grouped[..., start:end, :], k[:, :, :end], v[:, :, :end], mask))
-    out = jnp.concatenate(outs, axis=3).transpose(0, 3, 1, 2, 4).reshape(q.shape)
-    return jnp.where((segment_ids > 0)[..., None, None], out, 0)
+
+    def __call__(
+        self,
+        q: Float[Array, "B T H Dh"],
+        k: Float[Array, "B T K Dh"],
+        v: Float[Array, "B T K Dh"],
+        segment_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        /,
+    ) -> Float[Array, "B T H Dh"]: ...
 
 
-def _attend(
-    q: Float[Array, "B K G Q Dh"],
-    k: Float[Array, "B K S Dh"],
-    v: Float[Array, "B K S Dh"],
-    mask: Array,
-) -> Float[Array, "B K G Q Dh"]:
-    """Attention of scaled queries to keys under a mask [B, Q, S]; a query without any key gets the values' mean."""
-    batch, num_kv_heads, group, num_queries, head_dim = q.shape
-    # The query heads that share a KV head are one longer run of queries to it.
-    rows = q.reshape(batch, num_kv_heads, group * num_queries, head_dim)
-    scores = jnp.einsum("bkqd,bksd->bkqs", rows, k, preferred_element_type=jnp.float32)
-    scores = scores.reshape(batch, num_kv_heads, group, num_queries, -1)
-    scores = jnp.where(mask[:, None, None], scores, _MASKED)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    # Divided after the product with v: by [Q, Dh] numbers instead of [Q, S].
-    total = weights.sum(axis=-1)[..., None]
-    weights = weights.reshape(batch, num_kv_heads, group * num_queries, -1).astype(v.dtype)
-    out = jnp.einsum("bkqs,bksd->bkqd", weights, v, preferred_element_type=jnp.float32)
-    return (out.reshape(q.shape) / total).astype(q.dtype)
+BACKENDS: Mapping[Backend, Attend] = {"xla": attend_xla, "pallas": attend_pallas, "cudnn": attend_cudnn}
+
+
+class AttentionPlan(NamedTuple):
+    """Which backend runs, and why, in words for the log."""
+
+    backend: Backend
+    reason: str
+
+    @property
+    def attend(self) -> Attend:
+        return BACKENDS[self.backend]
+
+
+def plan_attention(choice: AttentionChoice, device: jax.Device, *, head_dim: int, dtype: jnp.dtype) -> AttentionPlan:
+    """Return the backend for a model of this head size and compute dtype on devices like `device`.
+
+    auto: pallas where it runs, else xla. Raises ConfigError, with the reason, for a backend that cannot run there.
+    """
+    if choice == "xla":
+        return AttentionPlan("xla", "asked for")
+    if choice == "auto":
+        obstacle = why_not_pallas(device, head_dim=head_dim, dtype=dtype)
+        if obstacle is None:
+            return AttentionPlan("pallas", f"flash attention on {device.device_kind}")
+        return AttentionPlan("xla", f"pallas {obstacle}")
+    why_not = {"pallas": why_not_pallas, "cudnn": why_not_cudnn}[choice]
+    obstacle = why_not(device, head_dim=head_dim, dtype=dtype)
+    if obstacle is not None:
+        raise ConfigError(f"--learner.attention {choice} {obstacle}; choose auto or xla")
+    return AttentionPlan(choice, "asked for")

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from agentrl_jax.sharding import check_axes
+
 Path: TypeAlias = tuple[str, ...]
 HostArray: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[slice, ...]
@@ -26,6 +28,8 @@ class ParamSpec:
     hf_name: Hugging Face's name, with `{layer}` where the leaf is stacked.
     hf_axes: which of our axes (those of one layer) each axis of their tensor folds, in C order.
     initial: "normal" draws N(0, 1/fan_in), the others are constant.
+
+    Raises ConfigError for axes that have no rule, or that collide on a mesh axis.
     """
 
     path: Path
@@ -35,6 +39,9 @@ class ParamSpec:
     hf_axes: tuple[tuple[int, ...], ...]
     initial: Literal["normal", "zeros", "ones"]
     fan_in: int = 1
+
+    def __post_init__(self) -> None:
+        check_axes(self.axes)
 
     @property
     def is_stacked(self) -> bool:
