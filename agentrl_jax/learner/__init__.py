@@ -1,7 +1,9 @@
 """Pure, jitted training over a device mesh. `Learner` is the whole interface."""
 
 from agentrl_jax.learner.config import LearnerConfig
-from agentrl_jax.learner.learner import Learner, Outcome, StepMetrics
+from agentrl_jax.learner.learner import Learner
+from agentrl_jax.learner.lora import LoraConfig
+from agentrl_jax.learner.metrics import Outcome, StepMetrics
 from agentrl_jax.learner.updates import TrainState
 
-__all__ = ["Learner", "LearnerConfig", "Outcome", "StepMetrics", "TrainState"]
+__all__ = ["Learner", "LearnerConfig", "LoraConfig", "Outcome", "StepMetrics", "TrainState"]

@@ -1,9 +1,11 @@
 """Settings of the learner, and its learning rate as a function of the step."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from agentrl_jax.cli import Derived
@@ -42,6 +44,8 @@ class LearnerConfig:
     """Of activations; auto: float32 on a CPU, bfloat16 on accelerators"""
     remat: bool = True
     """Compute a layer again in the backward pass instead of keeping it (less memory, and faster on a CPU)"""
+    offload_optimizer: bool = False
+    """Keep the optimiser's moments in the host's memory between updates: two thirds of the state (slower)"""
     max_skipped_steps: int = 8
     """So many steps in a row without a finite loss and gradient end the run"""
 
@@ -63,15 +67,17 @@ class LearnerConfig:
             )
 
 
-def learning_rate_at(config: LearnerConfig, step: Int[Array, ""]) -> Float[Array, ""]:
+def learning_rate_at(config: LearnerConfig, step: Int[Array, ""] | int) -> Float[Array, ""]:
     """Return the rate of the update after `step` updates, a function of nothing else.
 
     peak · (step + 1) / (warmup + 1) up to step = warmup, then peak, or peak · (1 + cos(π · (step − warmup) /
-    (decay_steps − warmup))) / 2, which is 0 from decay_steps on.
+    (decay_steps − warmup))) / 2, which is 0 from decay_steps on. Outside of JAX it is NumPy that computes it.
     """
-    step = jnp.asarray(step, jnp.float32)
-    factor = jnp.minimum(1.0, (step + 1) / (config.warmup_steps + 1))
+    xp: Any = jnp if isinstance(step, jax.Array) else np
+    step = xp.asarray(step, xp.float32)
+    factor = xp.minimum(1.0, (step + 1) / (config.warmup_steps + 1))
     if config.decay_steps:
         progress = (step - config.warmup_steps) / (config.decay_steps - config.warmup_steps)
-        factor = factor * (1 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0))) / 2
-    return config.learning_rate * factor
+        factor = factor * (1 + xp.cos(xp.pi * xp.clip(progress, 0.0, 1.0))) / 2
+    rate: Float[Array, ""] = config.learning_rate * factor
+    return rate

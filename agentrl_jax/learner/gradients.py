@@ -15,10 +15,10 @@ from agentrl_jax.algo.aggregate import add_outputs, masked_sum, no_output
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import LossOutput, TokenBatch
 from agentrl_jax.learner.config import ComputeDType, LearnerConfig
-from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.learner.trained import Trained, param_shardings
 from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.logprobs import token_logprobs
-from agentrl_jax.models.params import Params, build_tree
+from agentrl_jax.models.params import Params
 from agentrl_jax.sharding import named_sharding
 
 
@@ -40,51 +40,75 @@ class ForwardConfig(NamedTuple):
 
 
 class GradientPrograms:
-    """`accumulate` and `logprobs`, compiled. Call them under `jax.set_mesh(mesh)`."""
+    """`accumulate`, `logprobs` and what goes with them, compiled. Call them under `jax.set_mesh(mesh)`.
 
-    def __init__(self, model: ModelConfig, config: ForwardConfig, loss: LossFn, mesh: Mesh) -> None:
-        self._model, self._config, self._loss = model, config, loss
+    trained, frozen: as in `Trained.whole`; frozen is {} unless adapters are trained.
+    """
+
+    def __init__(self, trained: Trained, config: ForwardConfig, loss: LossFn, mesh: Mesh) -> None:
+        self._trained, self._config, self._loss = trained, config, loss
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         dtype = ("float32" if is_cpu else "bfloat16") if config.compute_dtype == "auto" else config.compute_dtype
-        self._dtype = jnp.dtype(dtype)
-        self.num_compiles = 0
+        self.dtype = jnp.dtype(dtype)
 
         replicated = named_sharding(mesh, (), ())
-        shardings = build_tree(model, lambda spec: named_sharding(mesh, spec.axes, spec.shape))
         # The loss's own metrics are not known yet: one sharding stands for all of them.
-        self._sums_shardings: Any = Sums(shardings, replicated)  # type: ignore[arg-type]
-        self._param_shapes = build_tree(model, lambda spec: shape_of(spec.shape, jnp.float32))
+        self._sums_shardings: Any = Sums(trained.shardings(mesh), replicated)  # type: ignore[arg-type]
         self._make_zeros: Any = None
-        self._accumulate = jax.jit(self._add, out_shardings=self._sums_shardings, donate_argnums=1)
+        self._accumulate = jax.jit(self._add, out_shardings=self._sums_shardings, donate_argnums=2)
         self._logprobs = jax.jit(self._forward_only, out_shardings=replicated)
+        by_rows = named_sharding(mesh, ("rows", None), (mesh.shape["data"] * mesh.shape["fsdp"], 1))
+        self._reference = jax.jit(self._forward_frozen, out_shardings=by_rows)
+        self._merge = jax.jit(trained.merged, out_shardings=param_shardings(trained.model, mesh))
 
-    def zeros(self, batch: TokenBatch) -> Sums:
+    def zeros(self, trained: Params, frozen: Params, batch: TokenBatch) -> Sums:
         """Return the sums of no micro-batch; `batch` shows what the loss reports."""
         if self._make_zeros is None:
-            _, output = jax.eval_shape(self._total, self._param_shapes, batch)
+            _, output = jax.eval_shape(self._total, trained, frozen, batch)
+            shapes = self._trained.shapes()
 
             def make() -> Sums:
-                self.num_compiles += 1
-                grads: Params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._param_shapes)
+                grads: Params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
                 return Sums(grads=grads, output=no_output(output))
 
             self._make_zeros = jax.jit(make, out_shardings=self._sums_shardings)
         zeros: Sums = self._make_zeros()
         return zeros
 
-    def accumulate(self, params: Params, sums: Sums, batch: TokenBatch) -> Sums:
+    def accumulate(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> Sums:
         """Return `sums` with those of `batch` added; the buffers of `sums` are taken."""
-        total: Sums = self._accumulate(params, sums, batch)
+        total: Sums = self._accumulate(trained, frozen, sums, batch)
         return total
 
-    def logprobs(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
+    def logprobs(self, trained: Params, frozen: Params, batch: TokenBatch) -> Float[Array, "B T"]:
         """Return the log-probability of each token, on every device."""
-        logprobs: Array = self._logprobs(params, batch)
+        logprobs: Array = self._logprobs(trained, frozen, batch)
         return logprobs
+
+    def with_reference(self, reference: Params, batch: TokenBatch) -> TokenBatch:
+        """Return `batch` with reference_logprobs of the params `reference`, split over devices as its rows are."""
+        return batch._replace(reference_logprobs=self._reference(reference, batch))
+
+    def merge(self, trained: Params, frozen: Params) -> Params:
+        """Return whole float32 params, the adapters merged into them."""
+        params: Params = self._merge(trained, frozen)
+        return params
+
+    def compile(self, trained: Params, frozen: Params, batch: TokenBatch, reference: Params | None) -> Sums:
+        """Compile what a step on micro-batches like `batch` calls, and return the sums of none of them."""
+        if reference is not None:
+            self._reference.lower(reference, batch).compile()
+            # Of the same shape, dtype and sharding; nothing is computed from it.
+            batch = batch._replace(reference_logprobs=batch.behavior_logprobs)
+        sums = self.zeros(trained, frozen, batch)
+        self._accumulate.lower(trained, frozen, sums, batch).compile()
+        if self._trained.lora is not None:
+            self._merge.lower(trained, frozen).compile()
+        return sums
 
     def _forward(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         where = (batch.ids, batch.positions, batch.segment_ids)
-        hidden = hidden_states(self._model, params, *where, dtype=self._dtype, remat=self._config.remat)
+        hidden = hidden_states(self._trained.model, params, *where, dtype=self.dtype, remat=self._config.remat)
         return token_logprobs(
             hidden,
             head_matrix(params),
@@ -94,35 +118,32 @@ class GradientPrograms:
             banned_ids=self._config.banned_ids,
         )
 
-    def _forward_only(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
-        self.num_compiles += 1  # runs while JAX traces: once for each compiled program
+    def _forward_only(self, trained: Params, frozen: Params, batch: TokenBatch) -> Float[Array, "B T"]:
+        return self._forward(self._trained.whole(trained, frozen), batch)[0]
+
+    def _forward_frozen(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
         return self._forward(params, batch)[0]
 
-    def _total(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, ""], LossOutput]:
-        logprobs, entropy = self._forward(params, batch)
+    def _total(self, trained: Params, frozen: Params, batch: TokenBatch) -> tuple[Float[Array, ""], LossOutput]:
+        logprobs, entropy = self._forward(self._trained.whole(trained, frozen), batch)
         output = self._loss(logprobs, batch)
         metrics = output.metrics | {"entropy": masked_sum(entropy, batch.loss_mask)}
         return output.loss.total, output._replace(metrics=metrics)
 
-    def _add(self, params: Params, sums: Sums, batch: TokenBatch) -> Sums:
-        self.num_compiles += 1
-        (_, output), grads = jax.value_and_grad(self._total, has_aux=True)(params, batch)
+    def _add(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> Sums:
+        (_, output), grads = jax.value_and_grad(self._total, has_aux=True)(trained, frozen, batch)
         total: Params = jax.tree.map(jnp.add, sums.grads, grads)
         return Sums(grads=total, output=add_outputs(sums.output, output))
 
 
-def shape_of(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-
-
 @lru_cache(maxsize=8)
-def _compile(model: ModelConfig, config: ForwardConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
-    return GradientPrograms(model, config, loss, mesh)
+def _compile(trained: Trained, config: ForwardConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
+    return GradientPrograms(trained, config, loss, mesh)
 
 
-def gradient_programs(model: ModelConfig, config: LearnerConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
+def gradient_programs(trained: Trained, config: LearnerConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
     """Return the programs of these arguments; the same ones for the same, so that nothing compiles twice."""
     forward = ForwardConfig(
         config.temperature, config.banned_ids, config.logprob_chunk, config.compute_dtype, config.remat
     )
-    return _compile(model, forward, loss, mesh)
+    return _compile(trained, forward, loss, mesh)

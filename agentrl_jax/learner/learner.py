@@ -1,64 +1,29 @@
 """The learner: owns params and optimiser, and turns a packed batch into one optimiser step."""
 
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from agentrl_jax.algo.histograms import histogram_figures
 from agentrl_jax.algo.losses import LossFn
-from agentrl_jax.algo.metrics import means
 from agentrl_jax.batch import TokenBatch, Totals, map_tokens
 from agentrl_jax.errors import NoProgressError, RecordError
+from agentrl_jax.learner.compiles import CompileCounter
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
-from agentrl_jax.learner.gradients import gradient_programs
+from agentrl_jax.learner.gradients import Sums, gradient_programs
+from agentrl_jax.learner.lora import LoraConfig, init_adapters
+from agentrl_jax.learner.metrics import StepMetrics, to_metrics
+from agentrl_jax.learner.trained import Trained, param_shardings, shape_of
 from agentrl_jax.learner.updates import Figures, TrainState, update_programs
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.params import Params, check_params
-from agentrl_jax.packing import PackedBatch
+from agentrl_jax.models.params import Params, build_tree, check_params
+from agentrl_jax.packing import PackedBatch, PackingConfig, pack_segments
 from agentrl_jax.sharding import MeshShape, check_rows, named_sharding
 from agentrl_jax.types import Floats
-
-Outcome: TypeAlias = Literal["applied", "non_finite", "zero_weight"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """The figures of one step, as plain numbers.
-
-    outcome: `applied`; `non_finite` (loss or gradient was not finite) or `zero_weight` (no token to learn from):
-      in both, params, optimiser and `step` are bit for bit what they were.
-    step: updates applied so far, this one included. loss: the minimised mean. grad_norm: global, before clipping.
-      Both are NaN for `zero_weight`. num_skipped: steps in a row, this one included, that were not finite.
-    metrics: means of the loss's own metrics, and `entropy` (nats, mean over the loss mask).
-    """
-
-    outcome: Outcome
-    step: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    num_skipped: int
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_applied(self) -> bool:
-        return self.outcome == "applied"
-
-    def as_dict(self) -> dict[str, float]:
-        """All figures that are finite, under flat names, for the log."""
-        figures = {
-            "loss": self.loss,
-            "grad_norm": self.grad_norm,
-            "learning_rate": self.learning_rate,
-            "num_skipped": float(self.num_skipped),
-            "is_applied": float(self.is_applied),
-            **self.metrics,
-        }
-        return {name: value for name, value in figures.items() if isfinite(value)}
 
 
 class Learner:
@@ -68,56 +33,103 @@ class Learner:
     differ in the optimiser alone still share the costly one.
     """
 
-    def __init__(self, model: ModelConfig, config: LearnerConfig, loss: LossFn, mesh: Mesh, params: Params) -> None:
-        """Copy `params` (host or device, any float dtype) to the mesh as float32, and start a fresh optimiser.
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: LearnerConfig,
+        loss: LossFn,
+        mesh: Mesh,
+        params: Params,
+        *,
+        reference: Params | None = None,
+        lora: LoraConfig | None = None,
+    ) -> None:
+        """Copy `params` (host or device, any float dtype) to the mesh, and start a fresh optimiser.
 
-        Raises ConfigError if they do not fit the model.
+        reference: the frozen policy that fills `reference_logprobs` of every batch, held in the compute dtype; None
+          holds none, and leaves the field None.
+        lora: train adapters beside `params`, which stay as they are and in their own dtype; None, or a rank of 0,
+          trains `params` themselves in float32. A reference that is `params` itself then takes no memory of its own.
+        Raises ConfigError if params, reference or adapters do not fit the model.
         """
         check_params(model, params)
+        if reference is not None:
+            check_params(model, reference)
         self.model = model
         self.config = config
         self.mesh = mesh
+        self.lora = lora if lora is not None and lora.is_on else None
         self._mesh_shape = MeshShape(**mesh.shape)
-        self._gradients = gradient_programs(model, config, loss, mesh)
-        self._updates = update_programs(model, config, mesh)
-        self._state = self._updates.start(params)
+        trained = Trained(model, self.lora)
+        self._gradients = gradient_programs(trained, config, loss, mesh)
+        self._updates = update_programs(trained, config, mesh)
+        self._frozen: Params = {} if self.lora is None else self._freeze(params, None)
+        self._reference: Params | None = None
+        if reference is not None:
+            is_base = self.lora is not None and reference is params
+            self._reference = self._frozen if is_base else self._freeze(reference, self._gradients.dtype)
+        self._state = self._updates.start(params if self.lora is None else init_adapters(model, self.lora))
+        self._whole: Params | None = None
         self._num_skipped = 0
+        self._compiles = CompileCounter()
+        self._is_compiled = False
 
     @property
     def state(self) -> TrainState:
-        """On the mesh; valid until the next step, which takes its buffers."""
+        """On the mesh; valid until the next step, which takes its buffers. Its params are what is trained."""
         return self._state
 
     @property
     def params(self) -> Params:
-        """On the mesh; valid until the next step, which takes their buffers."""
-        return self._state.params
+        """Whole params on the mesh, float32, adapters merged; valid until the next step, which takes their buffers."""
+        if self.lora is None:
+            return self._state.params
+        if self._whole is None:
+            with jax.set_mesh(self.mesh), self._compiles.counting():
+                self._whole = self._gradients.merge(self._state.params, self._frozen)
+        return self._whole
 
     @property
     def num_compiles(self) -> int:
-        """Programs compiled so far, by all learners that share them."""
-        return self._gradients.num_compiles + self._updates.num_compiles
+        """Programs that this learner has compiled so far; one that another had compiled before counts there."""
+        return self._compiles.total
 
     def host_params(self) -> Params:
-        """Return a float32 copy on the host, of its own."""
-        params: Params = jax.tree.map(lambda leaf: np.array(leaf, copy=True), self._state.params)
+        """Return a float32 copy of `params` on the host, of its own."""
+        params: Params = jax.tree.map(lambda leaf: np.array(leaf, copy=True), self.params)
         return params
 
     def abstract_state(self) -> TrainState:
         """Return shapes, dtypes and shardings of the state, to restore a checkpoint into."""
         return self._updates.abstract_state()
 
+    def abstract_params(self) -> Params:
+        """Return shapes, dtypes and shardings of `params`."""
+        return build_tree(
+            self.model,
+            lambda spec: shape_of(spec.shape, jnp.float32, named_sharding(self.mesh, spec.axes, spec.shape)),
+        )
+
     def restore(self, state: TrainState) -> None:
         """Go on from `state`, which is copied to the mesh."""
-        # Copied on the host too: a CPU device may use an aligned array as it is, even with may_alias=False.
-        self._state = jax.tree.map(
-            lambda leaf, sharding: jax.device_put(
-                leaf.copy() if isinstance(leaf, np.ndarray) else leaf, sharding, may_alias=False
-            ),
-            state,
-            self._updates.state_shardings,
-        )
+        self._state = _copied(state, self._updates.state_shardings)
+        self._whole = None
         self._num_skipped = 0
+
+    def compile_ahead(self, packing: PackingConfig, report: Callable[[int], None] = lambda row_tokens: None) -> None:
+        """Compile everything that steps on batches packed so will call; report each row length before it is begun.
+
+        From now on, what a step still compiles is counted in its `num_late_compiles`. Raises ConfigError if the rows
+        cannot be split over the mesh.
+        """
+        with jax.set_mesh(self.mesh), self._compiles.counting():
+            for row_tokens in packing.row_tokens:
+                report(row_tokens)
+                one_token = pack_segments([1], {}, replace(packing, row_tokens=(row_tokens,)))
+                batch = self._put(one_token[0])
+                sums = self._gradients.compile(self._state.params, self._frozen, batch, self._reference)
+            self._updates.compile(self._state, sums)
+        self._is_compiled = True
 
     def step(self, packed: PackedBatch) -> StepMetrics:
         """Take one optimiser step on the batch, or skip it and say why in `outcome`.
@@ -127,12 +139,11 @@ class Learner:
         """
         if not packed.micro_batches or not packed.loss_weight > 0:
             return self._skipped()
-        with jax.set_mesh(self.mesh):
-            sums = self._gradients.zeros(packed.micro_batches[0])
-            for micro_batch in packed.micro_batches:
-                sums = self._gradients.accumulate(self._state.params, sums, self._put(micro_batch))
-            self._state, figures = self._updates.apply(self._state, sums)
-        metrics = _to_metrics(jax.device_get(figures), num_skipped=self._num_skipped)
+        before = self.num_compiles
+        with jax.set_mesh(self.mesh), self._compiles.counting():
+            figures = self._update(packed)
+        num_late = self.num_compiles - before if self._is_compiled else 0
+        metrics = to_metrics(figures, num_skipped=self._num_skipped, num_late_compiles=num_late)
         self._num_skipped = metrics.num_skipped
         if self._num_skipped >= self.config.max_skipped_steps:
             raise NoProgressError(
@@ -147,9 +158,25 @@ class Learner:
 
         Raises ConfigError and RecordError as `step` does.
         """
-        with jax.set_mesh(self.mesh):
-            result: Floats = np.asarray(self._gradients.logprobs(self._state.params, self._put(micro_batch)))
+        with jax.set_mesh(self.mesh), self._compiles.counting():
+            placed = self._put(micro_batch)
+            result: Floats = np.asarray(self._gradients.logprobs(self._state.params, self._frozen, placed))
         return result
+
+    def _update(self, packed: PackedBatch) -> Figures:
+        sums: Sums | None = None
+        for micro_batch in packed.micro_batches:
+            batch = self._put(micro_batch)
+            if self._reference is not None:
+                batch = self._gradients.with_reference(self._reference, batch)
+            if sums is None:
+                sums = self._gradients.zeros(self._state.params, self._frozen, batch)
+            sums = self._gradients.accumulate(self._state.params, self._frozen, sums, batch)
+        assert sums is not None
+        self._whole = None
+        self._state, figures = self._updates.apply(self._state, sums)
+        on_host: Figures = jax.device_get(figures)
+        return on_host
 
     def _put(self, batch: TokenBatch) -> TokenBatch:
         check_rows(batch.ids.shape[0], self._mesh_shape)
@@ -163,27 +190,26 @@ class Learner:
         placed: TokenBatch = jax.device_put(batch, shardings)
         return placed
 
+    def _freeze(self, params: Params, dtype: Any) -> Params:
+        """A copy on the mesh in `dtype`, or in the dtype that they have."""
+        frozen: Params = _copied(params, param_shardings(self.model, self.mesh), dtype)
+        return frozen
+
     def _skipped(self) -> StepMetrics:
         step = int(self._state.step)
         nan = float("nan")
-        rate = float(learning_rate_at(self.config, self._state.step))
+        rate = float(learning_rate_at(self.config, step))
         return StepMetrics(
             outcome="zero_weight", step=step, loss=nan, grad_norm=nan, learning_rate=rate, num_skipped=self._num_skipped
         )
 
 
-def _to_metrics(figures: Figures, *, num_skipped: int) -> StepMetrics:
-    is_finite = bool(figures.is_finite)
-    loss = figures.output.loss
-    outcome: Outcome = "applied" if is_finite else "non_finite" if loss.weight > 0 else "zero_weight"
-    return StepMetrics(
-        outcome=outcome,
-        step=int(figures.step),
-        loss=float(loss.total) / float(loss.weight) if loss.weight > 0 else float("nan"),
-        grad_norm=float(figures.grad_norm),
-        learning_rate=float(figures.learning_rate),
-        num_skipped=0 if is_finite else num_skipped + (outcome == "non_finite"),
-        metrics=means(figures.output.metrics)
-        | {name: float(value) for name, value in figures.output.maxima.items()}
-        | histogram_figures(figures.output.histograms),
-    )
+def _copied(tree: Any, shardings: Any, dtype: Any = None) -> Any:
+    """A copy of its own: a step takes the buffers of its state, and they must not be the caller's."""
+
+    def copy(leaf: Any, sharding: Any) -> Any:
+        # On the host too: a CPU device may use an aligned array as it is, even with may_alias=False.
+        on_host = leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+        return jax.device_put(on_host if dtype is None else on_host.astype(dtype), sharding, may_alias=False)
+
+    return jax.tree.map(copy, tree, shardings)

@@ -1,7 +1,4 @@
-"""The second of the learner's two programs: one update of params and optimiser, once per step.
-
-Params and optimiser are float32 whatever the compute dtype: updates of 1e-6 vanish in bfloat16.
-"""
+"""The second of the learner's two programs: one update of what is trained and of the optimiser, once per step."""
 
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -14,14 +11,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.batch import LossOutput
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
-from agentrl_jax.learner.gradients import Sums, shape_of
-from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.params import Params, build_tree
+from agentrl_jax.learner.gradients import Sums
+from agentrl_jax.learner.trained import Trained, shape_of
+from agentrl_jax.models.params import Params
 from agentrl_jax.sharding import named_sharding
 
 
 class TrainState(NamedTuple):
-    """What a step changes. step: updates applied so far."""
+    """What a step changes. step: updates applied so far. params: those that are trained, adapters if they are it."""
 
     step: Int[Array, ""]
     params: Params
@@ -39,9 +36,12 @@ class Figures(NamedTuple):
 
 
 class UpdatePrograms:
-    """`start` and `apply`, compiled, with the shardings of all that lives from step to step pinned."""
+    """`start` and `apply`, compiled, with the shardings of all that lives from step to step pinned.
 
-    def __init__(self, model: ModelConfig, config: LearnerConfig, mesh: Mesh) -> None:
+    state_shardings: where the state lies between steps, moments in the host's memory if they are offloaded.
+    """
+
+    def __init__(self, trained: Trained, config: LearnerConfig, mesh: Mesh) -> None:
         self._config = config
         self._optimizer = optax.adamw(
             partial(learning_rate_at, config),
@@ -49,24 +49,28 @@ class UpdatePrograms:
             b2=config.beta2,
             eps=config.eps,
             weight_decay=config.weight_decay,
-            mask=build_tree(model, lambda spec: spec.has_decay),
+            mask=trained.build(lambda spec: spec.has_decay),
         )
-        self.num_compiles = 0
-
         replicated = named_sharding(mesh, (), ())
-        params = build_tree(model, lambda spec: named_sharding(mesh, spec.axes, spec.shape))
-        shapes = build_tree(model, lambda spec: shape_of(spec.shape, jnp.float32))
-        self._state_shapes = jax.eval_shape(self._fresh_state, shapes)
-        opt_state: Any = optax.tree.map_params(
-            self._optimizer,
-            lambda _, sharding: sharding,
-            self._state_shapes.opt_state,
-            params,
-            transform_non_params=lambda _: replicated,
-        )
-        self.state_shardings: Any = TrainState(replicated, params, opt_state)  # type: ignore[arg-type]
-        self._fresh = jax.jit(self._fresh_state, out_shardings=self.state_shardings, donate_argnums=0)
-        self._apply = jax.jit(self._update, out_shardings=(self.state_shardings, replicated), donate_argnums=0)
+        params = trained.shardings(mesh)
+        self._state_shapes = jax.eval_shape(self._fresh_state, trained.shapes())
+
+        def with_moments(place: Any) -> Any:
+            opt_state: Any = optax.tree.map_params(
+                self._optimizer,
+                lambda _, sharding: place(sharding),
+                self._state_shapes.opt_state,
+                params,
+                transform_non_params=lambda _: replicated,
+            )
+            return TrainState(replicated, params, opt_state)  # type: ignore[arg-type]
+
+        self._on_device: Any = with_moments(lambda sharding: sharding)
+        self.state_shardings: Any = self._on_device
+        if config.offload_optimizer:
+            self.state_shardings = with_moments(lambda sharding: sharding.with_memory_kind("pinned_host"))
+        self._fresh = jax.jit(self._fresh_state, out_shardings=self._on_device, donate_argnums=0)
+        self._apply = jax.jit(self._update, out_shardings=(self._on_device, replicated), donate_argnums=0)
 
     def start(self, params: Params) -> TrainState:
         """Return the state before the first step, from a copy of `params` on the mesh as float32."""
@@ -74,18 +78,21 @@ class UpdatePrograms:
         placed = jax.tree.map(
             lambda leaf, sharding: jax.device_put(leaf.astype(jnp.float32), sharding, may_alias=False),
             params,
-            self.state_shardings.params,
+            self._on_device.params,
         )
-        state: TrainState = self._fresh(placed)
-        return state
+        return self._store(self._fresh(placed))
 
     def apply(self, state: TrainState, sums: Sums) -> tuple[TrainState, Figures]:
         """Return the state after AdamW on the gradient sums / loss weight, clipped; the buffers of `state` are taken.
 
         If loss or gradient are not finite, or the loss has no weight, the state is bit for bit what it was.
         """
-        result: tuple[TrainState, Figures] = self._apply(state, sums)
-        return result
+        new, figures = self._apply(self._fetch(state), sums)
+        return self._store(new), figures
+
+    def compile(self, state: TrainState, sums: Sums) -> None:
+        """Compile `apply`; nothing is computed."""
+        self._apply.lower(self._fetch(state), sums).compile()
 
     def abstract_state(self) -> TrainState:
         """Return shape, dtype and sharding of each leaf of the state."""
@@ -94,11 +101,17 @@ class UpdatePrograms:
         )
         return state
 
+    def _fetch(self, state: TrainState) -> TrainState:
+        """The state as `apply` wants it, offloaded moments brought back."""
+        return jax.device_put(state, self._on_device) if self._config.offload_optimizer else state
+
+    def _store(self, state: TrainState) -> TrainState:
+        return jax.device_put(state, self.state_shardings) if self._config.offload_optimizer else state
+
     def _fresh_state(self, params: Params) -> TrainState:
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self._optimizer.init(params))
 
     def _update(self, state: TrainState, sums: Sums) -> tuple[TrainState, Figures]:
-        self.num_compiles += 1  # runs while JAX traces: once for each compiled program
         weight = sums.output.loss.weight
         loss = sums.output.loss.total / weight
         grads = jax.tree.map(lambda leaf: leaf / weight, sums.grads)
@@ -114,6 +127,6 @@ class UpdatePrograms:
 
 
 @lru_cache(maxsize=8)
-def update_programs(model: ModelConfig, config: LearnerConfig, mesh: Mesh) -> UpdatePrograms:
+def update_programs(trained: Trained, config: LearnerConfig, mesh: Mesh) -> UpdatePrograms:
     """Return the programs of these arguments; the same ones for the same, so that nothing compiles twice."""
-    return UpdatePrograms(model, config, mesh)
+    return UpdatePrograms(trained, config, mesh)
