@@ -8,8 +8,8 @@ from math import ceil, exp, inf, log, sqrt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Censoring:
-    """Of the episodes that get past `short_turns`, `lost_frac` are lost to the infrastructure before they have taken
-    `long_turns`; with 97.5 % confidence at least `lost_frac_low` are."""
+    """Of the episodes that get past `short_turns` and would take `long_turns`, the share `lost_frac` is lost to the
+    infrastructure by then; with 97.5 % confidence at least `lost_frac_low` is."""
 
     short_turns: int
     long_turns: int

@@ -132,7 +132,7 @@ def _censoring_text(env: str, seen: _Seen) -> str:
     return (
         f"long episodes of {env!r} are lost to the infrastructure more often than short ones, so that training favours "
         f"short ones: {100 * estimate.lost_frac:.0f} % (at least {100 * estimate.lost_frac_low:.0f} %) of those that "
-        f"take more than {estimate.short_turns} turns are lost before turn {estimate.long_turns}. The newest error: "
+        f"take more than {estimate.short_turns} turns are lost by turn {estimate.long_turns}. The newest error: "
         f"{seen.newest_error or 'no text'}"
     )
 
