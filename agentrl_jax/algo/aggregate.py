@@ -104,7 +104,11 @@ def aggregate(
 
 
 def neutralise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
-    """`values` where mask, 0 elsewhere: the first half of a "double where", to be applied before exp or log."""
+    """`values` where mask, 0 elsewhere: the first half of a "double where", to be applied before exp or log.
+
+    >>> neutralise(jnp.array([1.0, jnp.inf]), jnp.array([True, False])).tolist()
+    [1.0, 0.0]
+    """
     return jnp.where(mask, values, jnp.zeros_like(values))
 
 

@@ -26,6 +26,10 @@ def first_fit_decreasing(lengths: npt.ArrayLike, capacity: int) -> Placement:
 
     Raises:
       RecordError: a length is < 1 or > capacity.
+
+    >>> placed = first_fit_decreasing([4, 8, 1, 4, 2, 1], 10)
+    >>> placed.rows.tolist(), placed.offsets.tolist(), placed.num_rows
+    ([1, 0, 1, 1, 0, 1], [0, 0, 8, 4, 8, 9], 2)
     """
     sizes = np.asarray(lengths, np.int64)
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= capacity:

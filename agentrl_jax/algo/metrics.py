@@ -152,7 +152,11 @@ def task_metrics(groups: Sequence[Group]) -> dict[str, TaskMetrics]:
 
 
 def merge(parts: Iterable[TaskMetrics]) -> TaskMetrics:
-    """Add up: the rates of the result are micro averages, every episode weighing the same."""
+    """Add up: the rates of the result are micro averages, every episode weighing the same.
+
+    >>> merge([TaskMetrics(num_valid=1, num_successes=1), TaskMetrics(num_valid=3)]).success_rate
+    0.25
+    """
     parts = list(parts)
     ends: Counter[EpisodeEnd] = Counter()
     for part in parts:
@@ -178,7 +182,12 @@ def macro_average(values: Iterable[float]) -> float:
 
 
 def macro_averages(by_env: Mapping[str, TaskMetrics]) -> dict[str, float]:
-    """`macro_average` over the envs of each of their rates, by name. Beside them belongs `num_groups` of each env."""
+    """`macro_average` over the envs of each of their rates, by name. Beside them belongs `num_groups` of each env.
+
+    >>> small, large = TaskMetrics(num_valid=1, num_successes=1), TaskMetrics(num_valid=99)
+    >>> macro_averages({"small": small, "large": large})["success_rate"]
+    0.5
+    """
     rates = [metrics.rates() for metrics in by_env.values()] or [TaskMetrics().rates()]
     return {name: macro_average(env[name] for env in rates) for name in rates[0]}
 

@@ -33,7 +33,11 @@ def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
 
 
 def add_lags(parts: Iterable[Lags]) -> Lags:
-    """All of them together."""
+    """All of them together.
+
+    >>> add_lags([{"current": Counter({0: 1})}, {"current": Counter({0: 2, 1: 3})}])["current"]
+    Counter({0: 3, 1: 3})
+    """
     added: Lags = {pool: Counter() for pool in get_args(Pool)}
     for part in parts:
         for pool, counts in part.items():

@@ -1,15 +1,28 @@
-"""The examples in docstrings are true."""
+"""The examples in docstrings are true, and every public function of the algorithm core has one."""
 
 import doctest
+import pkgutil
 from importlib import import_module
+from inspect import getmembers, isfunction
 
 import pytest
 
+import agentrl_jax.algo
 
-@pytest.mark.parametrize(
-    "name", ["algo.advantages", "algo.aggregate", "algo.intervals", "algo.kl", "algo.losses", "algo.metrics", "seeding"]
-)
+MODULES = sorted(f"agentrl_jax.algo.{module.name}" for module in pkgutil.iter_modules(agentrl_jax.algo.__path__))
+
+NOT_NUMBERS = ("Group", "Trajectory", "TokenBatch", "LossConfig", "LossOutput", "Weighted", "Callable")
+"""A function of records, batches or other functions is shown by the tests: an example would be all preparation."""
+
+
+@pytest.mark.parametrize("name", [*MODULES, "agentrl_jax.seeding"])
 def test_docstring_examples(name: str) -> None:
-    result = doctest.testmod(import_module(f"agentrl_jax.{name}"))
-    assert result.attempted > 0
-    assert result.failed == 0
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_function_of_numbers_shows_an_example(name: str) -> None:
+    module = import_module(name)
+    own = [f for _, f in getmembers(module, isfunction) if f.__module__ == name and not f.__name__.startswith("_")]
+    of_numbers = [f for f in own if not any(word in str(f.__annotations__) for word in NOT_NUMBERS)]
+    assert [f.__name__ for f in of_numbers if ">>>" not in (f.__doc__ or "")] == []
