@@ -32,7 +32,6 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
 }
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
@@ -58,7 +57,7 @@ _UNUSED = {
     *("return_dict", "output_attentions", "output_hidden_states", "unsloth_version", "unsloth_fixed"),
 }
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_HALF = 0.5  # of a GLM head is rotated where the file does not say
+_ROPE_THETA, _GLM_ROTARY_FRAC = 10_000.0, 0.5  # where the file does not say
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -144,9 +143,9 @@ def _check_fields(data: Mapping[str, Any], source: str) -> None:
         value = data.get(name)
         if value is not None and value != expected:
             raise ConfigError(f"{source}: {name} must be {expected!r}, got {value!r}")
-    kinds = set(data.get("layer_types") or ())
-    if kinds - {"full_attention"}:
-        raise ConfigError(f"{source}: layer_types must all be 'full_attention', got {', '.join(sorted(kinds))}")
+    strange = set(data.get("layer_types") or ()) - {"full_attention"}
+    if strange:
+        raise ConfigError(f"{source}: layer_types must all be 'full_attention', got {', '.join(sorted(strange))}")
     if data["model_type"] not in ("qwen2", "qwen3") and data.get("sliding_window"):
         raise ConfigError(f"{source}: sliding_window must be null, got {data['sliding_window']!r}")
     known = _UNUSED | set(_REQUIRED) | set(_NAMES.values())
@@ -157,22 +156,33 @@ def _check_fields(data: Mapping[str, Any], source: str) -> None:
 
 def _rope(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Our rotary fields, from where transformers 5 (`rope_parameters`) or 4 (top level, `rope_scaling`) keep them."""
-    rope: dict[str, Any] = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
-    theta = float(rope.pop("rope_theta", values["rope_theta"]))
-    fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor"))
-    if fraction is None:
-        fraction = _HALF if TRAITS[values["model_type"]].rotates_neighbours else 1.0
+    newer, older = (dict(values.get(name) or {}) for name in ("rope_parameters", "rope_scaling"))
+    older |= {name: values[name] for name in ("rope_theta", "partial_rotary_factor") if name in values}
+    for settings in (newer, older):
+        kind = settings.pop("type", None)
+        settings["rope_type"] = settings.get("rope_type", kind) or "default"
+    if not values.get("rope_scaling"):
+        del older["rope_type"]
+    twice = sorted(name for name in newer.keys() & older.keys() if newer[name] != older[name])
+    if values.get("rope_parameters") and twice:
+        raise ConfigError(
+            f"{source}: stated twice and differently: "
+            + ", ".join(f"{name} as {older[name]!r} and {newer[name]!r}" for name in twice)
+        )
+    rope = newer | older
+    kind = rope.pop("rope_type")
+    theta = float(rope.pop("rope_theta", _ROPE_THETA))
+    default = _GLM_ROTARY_FRAC if TRAITS[values["model_type"]].rotates_neighbours else 1.0
+    rotary_frac = float(rope.pop("partial_rotary_factor", default))
     scaling = None
     if kind == "llama3":
-        absent = sorted(set(_ROPE_SCALING.values()) - rope.keys() - {"original_max_position_embeddings"})
+        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        absent = sorted(set(_ROPE_SCALING.values()) - rope.keys())
         if absent:
             raise ConfigError(f"{source}: rope scaling needs {', '.join(absent)}")
-        rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
         scaling = RopeScaling(**{ours: rope.pop(theirs) for ours, theirs in _ROPE_SCALING.items()})
     elif kind != "default":
         raise ConfigError(f"{source}: rope_type must be 'default' or 'llama3', got {kind!r}")
     if rope:
         raise ConfigError(f"{source}: rope settings that we do not know: {', '.join(sorted(rope))}")
-    return {"rope_theta": theta, "rope_scaling": scaling, "rotary_frac": float(fraction)}
+    return {"rope_theta": theta, "rope_scaling": scaling, "rotary_frac": rotary_frac}

@@ -11,10 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.save import save_pretrained
-from agentrl_jax.models.hf_config import from_hf_config, to_hf_config
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import init_params
+from agentrl_jax.models.save import save_pretrained
 
 GOLDEN = Path(__file__).with_name("golden")
 CONFIG = ModelConfig(
@@ -62,39 +61,29 @@ def test_params_on_devices_are_saved_alike(tmp_path):
     assert (tmp_path / "host" / name).read_bytes() == (tmp_path / "device" / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+def all_tensors(folder):
+    return {name: array for file in folder.glob("*.safetensors") for name, array in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in GOLDEN.glob("*/logits.npz")))
 def test_what_transformers_wrote_survives_a_round_trip(tmp_path, name):
     config, params = load_pretrained(GOLDEN / name)
-    save_pretrained(params, config, tmp_path)
-    ours, theirs = load_file(tmp_path / "model.safetensors"), load_file(GOLDEN / name / "model.safetensors")
+    save_pretrained(params, config, tmp_path, source=GOLDEN / name)
+    ours, theirs = all_tensors(tmp_path), all_tensors(GOLDEN / name)
     assert ours.keys() == theirs.keys()
     for tensor in ours:
-        np.testing.assert_array_equal(ours[tensor], theirs[tensor])
+        assert ours[tensor].dtype == theirs[tensor].dtype == (ml_dtypes.bfloat16 if name == "llama" else np.float32)
+        assert ours[tensor].tobytes() == theirs[tensor].tobytes()
     written = json.loads((tmp_path / "config.json").read_text())
     reference = json.loads((GOLDEN / name / "config.json").read_text())
     shared = written.keys() & reference.keys()
     assert {key: written[key] for key in shared} == {key: reference[key] for key in shared}
-
-
-def split_into_two(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
-    for file, members in parts.items():
-        save_file({name: tensors[name] for name in members}, folder / file)
-    weight_map = {name: file for file, members in parts.items() for name in members}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "model.safetensors").unlink()
-
-
-def test_sharded_checkpoints_are_read(tmp_path):
-    params = init_params(CONFIG, 4)
-    save_pretrained(params, CONFIG, tmp_path)
-    split_into_two(tmp_path)
-    assert_same_bits(load_pretrained(tmp_path)[1], params)
-    (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"b\.safetensors"):
-        load_pretrained(tmp_path)
+    assert (
+        not set(reference)
+        - set(written)
+        - {"pretraining_tp", "layer_types", "max_window_layers"}
+        - {"transformers_version"}
+    )
 
 
 def drop(tensors):
@@ -164,39 +153,3 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert_same_bits(load_pretrained(tmp_path)[1], params)
-
-
-def test_older_files_say_less():
-    old = {
-        "model_type": "qwen2",
-        "vocab_size": 13,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 10,
-        "rope_theta": 1e6,
-        "sliding_window": 99,
-        "use_sliding_window": False,
-    }
-    config = from_hf_config(old, source="x")
-    assert (config.head_dim, config.rope_theta, config.tie_embeddings) == (2, 1e6, False)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "mixtral"},
-        {"hidden_act": "gelu"},
-        {"use_sliding_window": True},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
-        {"quantization_config": {"bits": 4}},
-        {"vocab_size": None},
-    ],
-)
-def test_what_we_do_not_compute_is_refused(changes):
-    data = to_hf_config(CONFIG, dtype="float32")
-    assert from_hf_config(data, source="x") == CONFIG
-    with pytest.raises(ConfigError, match=next(iter(changes)).split("_")[0]):
-        from_hf_config(data | changes, source="the file")

@@ -6,9 +6,9 @@ import pytest
 
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.decoder import head_matrix, hidden_states
-from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import init_params
+from agentrl_jax.models.save import save_pretrained
 
 pytestmark = pytest.mark.torch
 
