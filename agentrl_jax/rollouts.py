@@ -12,6 +12,7 @@ from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.ports import RunOneGroup
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.slots import GroupSlots
+from agentrl_jax.controller.statistics import RolloutStatistics, SessionCounts
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.evaluation import Evaluation, summarise
@@ -34,8 +35,9 @@ class Rollouts:
     ) -> None:
         self.pool = pool
         self._families = families
-        self._sessions = sessions
+        self._sessions = {name: SessionCounts(make) for name, make in sessions.items()}
         self._config = config
+        self._slots: GroupSlots | None = None
         self._renderers = {family.name: TemplateRenderer(tokenizer, tools=family.tools) for family in families}
 
     def training_groups(self, shares: Callable[[], Mapping[str, float]]) -> RunOneGroup:
@@ -44,7 +46,7 @@ class Rollouts:
         More episodes than slots would only take each other's prefixes out of the engines' caches.
         """
         size = self._config.rollout.group_size
-        slots = GroupSlots(max(1, self._config.engine.num_slots // size), shares)
+        slots = self._slots = GroupSlots(max(1, self._config.engine.num_slots // size), shares)
         setups = self._setups(self.pool, "train", self._config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
@@ -52,6 +54,14 @@ class Rollouts:
                 return await run_group(admitted, group_size=size, setup=setups[admitted.task.env])
 
         return run_one_group
+
+    def statistics(self) -> RolloutStatistics:
+        """Of the training groups, and of all sessions and engines."""
+        return RolloutStatistics(
+            slots=None if self._slots is None else self._slots.statistics(),
+            sessions={name: counts.statistics() for name, counts in self._sessions.items()},
+            pool=self.pool.statistics(),
+        )
 
     async def evaluate(self, mode: str, *, until: Callable[[], Awaitable[object]]) -> dict[str, Evaluation]:
         """Success of the current policy by env, one episode of each held-out task; {} if `until` returns first.

@@ -81,7 +81,6 @@ async def train_loop(
         async with trio.open_nursery() as rollouts:
             rollouts.start_soon(run.admit_groups, rollouts)
             await run.take_steps(first_step, max_steps)
-            open_tasks = run.ledger.open_tasks
             rollouts.cancel_scope.cancel()
     run.ledger.close()
     return LoopResult(
@@ -89,7 +88,7 @@ async def train_loop(
         num_steps=run.num_steps,
         is_stopped=run.num_steps < max_steps,
         next_group_id=run.ledger.next_group_id,
-        open_tasks=open_tasks,
+        open_tasks=run.ledger.cut_tasks,
         ledger=run.ledger.statistics(),
         admission=run.admission.statistics(),
     )
@@ -125,6 +124,7 @@ class _Run:
                     permit = await self.admission.acquire()
                     unused.callback(permit.release)
                     await self.ledger.admissible(self.sampler.peek().env)
+                    await trio.lowlevel.checkpoint_if_cancelled()  # a permit may come from a group that the end cut off
                     unused.pop_all()
                 # Drawn and entered at once: a task is at any time either the sampler's or the ledger's to remember.
                 admitted = self.ledger.admit(self.sampler.draw(), permit)
@@ -209,6 +209,8 @@ class _Run:
             open_tasks=self.ledger.open_tasks,
             tasks=self.sampler.statistics(),
             warnings=self.watch.observe(batch.groups, dropped, cancelled),
+            ledger=self.ledger.statistics(),
+            admission=self.admission.statistics(),
         )
 
     def _check_progress(self, groups: tuple[Group, ...], outcome: StepOutcome) -> None:

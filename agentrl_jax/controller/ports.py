@@ -61,6 +61,7 @@ class StepRecord:
     open_tasks: of the groups still in flight, oldest first. Together with the sampler's state at this moment they
       are what a resumed run issues again.
     tasks: where the sampler stands, by env. warnings: what came up in this step and its owner should know.
+    ledger, admission: their statistics at this moment.
     """
 
     step: int
@@ -78,6 +79,8 @@ class StepRecord:
     open_tasks: tuple[Task, ...]
     tasks: Mapping[str, EnvTasks]
     warnings: tuple[RunWarning, ...]
+    ledger: LedgerStatistics
+    admission: AdmissionStatistics
 
 
 class JournalPort(Protocol):
@@ -127,7 +130,10 @@ OnStep = Callable[[StepRecord], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """How the loop ended. num_steps: of this call. is_stopped: on request, before max_steps."""
+    """How the loop ended. num_steps: of this call. is_stopped: on request, before max_steps.
+
+    open_tasks: of the groups that the end cut off, oldest first; a resumed run issues them again.
+    """
 
     version: int
     num_steps: int

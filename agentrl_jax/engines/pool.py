@@ -59,12 +59,14 @@ class PoolStatistics:
 
     num_moves: sessions that left a full engine for another one of its pool.
     num_sessions: those that have asked the engine for a turn, or left another for it, and have not ended.
+    engines: each engine's own.
     """
 
     num_turns: Mapping[Pool, int]
     num_moves: int
     num_sessions: Mapping[str, int]
     versions: Mapping[str, int]
+    engines: Mapping[str, EngineStatistics]
 
 
 class EnginePool:
@@ -131,6 +133,7 @@ class EnginePool:
                 engine.name: count for p in pools for engine, count in zip(p.engines, p.num_sessions, strict=True)
             },
             versions=self._versions(),
+            engines={engine.name: engine.statistics() for pool in pools for engine in pool.engines},
         )
 
     def _versions(self) -> dict[str, int]:

@@ -37,6 +37,8 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "micro": merge(by_env.values()).as_floats() | staleness_floats(add_lags(lags.values())),
         "macro": macro_averages(by_env),
         "tasks": {env: asdict(tasks) for env, tasks in record.tasks.items()},
+        "ledger": asdict(record.ledger),
+        "admission": asdict(record.admission),
     }
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_jax.controller.admission import Admission
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.ledger import Ledger
 from agentrl_jax.controller.ports import StepRecord, StepTimings
 from agentrl_jax.report.progress import step_line, step_record, task_lines
 from agentrl_jax.runlog import RunLog, read_records
@@ -30,6 +33,8 @@ def record_of(groups: list[Group], dropped: list[Group] | None = None) -> StepRe
         open_tasks=(),
         tasks={},
         warnings=(),
+        ledger=Ledger(RolloutConfig(group_size=2, min_groups_per_batch=4)).statistics(),
+        admission=Admission(8).statistics(),
     )
 
 
