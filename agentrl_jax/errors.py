@@ -34,5 +34,21 @@ class EnvTimeout(EnvError):
     """An environment broke its own deadline."""
 
 
+class SessionExpired(EnvError):
+    """Nobody used a session for so long that its worker closed it."""
+
+
+class UnknownSession(EnvError):
+    """A worker has no such session: it was closed, or the worker has been restarted since."""
+
+
+class WorkerUnreachable(EnvError):
+    """A call of an env worker got no answer. It may have had its effect: repeat it with the same request id."""
+
+
+class RequestOrderError(AgentRLError):
+    """A session got a request that cannot come next. The caller is at fault, not the env."""
+
+
 class NoProgressError(AgentRLError):
     """The run stopped because nothing can be learnt: every episode fails, or no group has a signal."""
