@@ -25,13 +25,16 @@ from agentrl_jax.algo.policy_metrics import mismatch_alarm
 from agentrl_jax.batch_files import save_batch
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
+from agentrl_jax.controller.collector import calm_collector
 from agentrl_jax.controller.interrupts import watch_signals
 from agentrl_jax.controller.journal_port import ThreadedJournal
 from agentrl_jax.controller.journal_resume import ResumePlan
 from agentrl_jax.controller.loop import train_loop
+from agentrl_jax.controller.monitor import LoopMonitor
 from agentrl_jax.controller.ports import StepOutcome, StepRecord
 from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.controller.sessions import SessionFactory
+from agentrl_jax.controller.statistics import as_record
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.watch import RunWarning, crowding_warnings
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
@@ -155,6 +158,8 @@ class _Training:
             limit=self.config.limit,
             curriculum=self.config.rollout.curriculum,
         )
+        self.rollouts: Rollouts
+        self.monitor = LoopMonitor()
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
 
@@ -228,7 +233,7 @@ class _Training:
         plan = await self._begin()
         num_steps, version = plan.step, plan.version
         async with self._open_pool(plan.version) as pool:
-            rollouts = Rollouts(self.families, self.sessions, self.policy.tokenizer, self.config, pool)
+            rollouts = self.rollouts = Rollouts(self.families, self.sessions, self.policy.tokenizer, self.config, pool)
             if plan.step == 0 and len(before) < len(_MODES):
                 before = await self._evaluate(rollouts, "before", step=0)
             if not self.stop.is_set() and plan.step < self.config.max_steps:
@@ -283,6 +288,7 @@ class _Training:
                 older = self.lagging
                 lagging = open_engine(weights=older.weights, version=older.version, name="lagging-0", pool="lagging")
                 engines.append(await stack.enter_async_context(lagging))
+            stack.enter_context(calm_collector())  # whatever lives as long as the run is there now
             yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
@@ -297,6 +303,7 @@ class _Training:
 
         loop_stop = trio.Event()
         async with trio.open_nursery() as nursery:
+            await nursery.start(self.monitor.run)
             nursery.start_soon(_set_after, loop_stop, self.stop.wait)
             if self.config.max_minutes is not None:
                 nursery.start_soon(_set_after, loop_stop, partial(trio.sleep, 60 * self.config.max_minutes))
@@ -344,11 +351,10 @@ class _Training:
         self._remember(step, record.version + record.is_applied)  # before anything is awaited
         now = time.monotonic()
         step_s, self.step_begun = now - self.step_begun, now
-        decode = self.policy.tokenizer.decode
-        for group in (*record.groups, *record.dropped, *record.cancelled):
-            for trajectory in group.trajectories:
-                self.run_log.log_episode(step, trajectory, decode)
-        self.run_log.log_metrics("step", {**step_record(record), "step_s": step_s, "rl_s": now - self.rl_begun})
+        await trio.to_thread.run_sync(self._log_episodes, step, (*record.groups, *record.dropped, *record.cancelled))
+        statistics = {"loop": as_record(self.monitor.statistics()), "rollouts": as_record(self.rollouts.statistics())}
+        times = {"step_s": step_s, "rl_s": now - self.rl_begun}
+        self.run_log.log_metrics("step", {**step_record(record), **statistics, **times})
         self.say(step_line(record, max_steps=self.config.max_steps, step_s=step_s))
         for line in task_lines(record):
             self.say(line)
@@ -359,6 +365,11 @@ class _Training:
         if step % self.config.save_every == 0:
             save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
             await trio.to_thread.run_sync(save)
+
+    def _log_episodes(self, step: int, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for trajectory in group.trajectories:
+                self.run_log.log_episode(step, trajectory, self.policy.tokenizer.decode)
 
     def _warn(self, step: int, warnings: Sequence[RunWarning]) -> None:
         for warning in warnings:
