@@ -107,6 +107,7 @@ class Ledger:
         self._num_adopted = self._num_consumed = self._num_dropped = self._num_no_signal = self._num_cancelled = 0
         self._breaker = CircuitBreaker(config)
         self._ended = EndedGroups()
+        self._cut: dict[int, Task] = {}
 
     @property
     def version(self) -> int:
@@ -126,6 +127,11 @@ class Ledger:
     def open_tasks(self) -> tuple[Task, ...]:
         """The tasks of live and complete groups, oldest first."""
         return tuple(e.admitted.task for e in self._entries.values() if e.is_open)
+
+    @property
+    def cut_tasks(self) -> tuple[Task, ...]:
+        """The tasks of groups that the end of the run cut off, oldest first."""
+        return tuple(self._cut[group_id] for group_id in sorted(self._cut))
 
     async def admissible(self, env: str) -> None:
         """Wait until a group of `env` can be admitted and still be consumed in time."""
@@ -196,7 +202,9 @@ class Ledger:
 
     def abandon(self, group_id: int) -> None:
         """A group's episodes ended without a record, because the run is ending. Raises RuntimeError like `settle`."""
-        self._cancelled(self._running(group_id))
+        entry = self._running(group_id)
+        self._cut[group_id] = entry.admitted.task
+        self._cancelled(entry)
         self._notify()
 
     def _running(self, group_id: int) -> _Entry:
@@ -266,6 +274,7 @@ class Ledger:
     def close(self) -> None:
         """End the complete groups that no step will consume; every episode must have ended."""
         for entry in list(self._entries.values()):
+            self._cut[entry.group_id] = entry.admitted.task
             self._cancelled(entry)
 
     def drain_ended(self) -> EndedGroups:

@@ -25,15 +25,10 @@ def check_episodes(run: Simulation) -> None:
     ended = Counter(group.group_id for group in run.groups)
     assert set(ended.values()) <= {1}
     cut = set(run.started_ids) - set(ended)
-    assert len(cut) <= most_cut(run)
+    assert len(cut) <= run.config.num_permits
     assert run.log.num_made == size * (len(run.groups) + len(cut))
     for record in run.records:
         assert sum(record.ends.values()) == size * len((*record.groups, *record.dropped, *record.cancelled))
-
-
-def most_cut(run: Simulation) -> int:
-    """Groups that the end of a run may cut off: the first one that an error ends may hand its permit to another."""
-    return run.config.num_permits + 1
 
 
 def check_nothing_lives(run: Simulation, result: LoopResult | None) -> None:
@@ -58,7 +53,7 @@ def check_prompts(run: Simulation, result: LoopResult | None) -> None:
     assert set((consumed + ended).values()) <= {1}
     assert set(books.consumed_ids) <= set(books.completed_ids)
     open_ids = books.admitted_tasks.keys() - consumed.keys() - ended.keys()
-    assert len(open_ids) <= most_cut(run)
+    assert len(open_ids) <= run.config.num_permits
     if result is not None:
         assert [task.key for task in result.open_tasks] == [books.admitted_tasks[n].key for n in sorted(open_ids)]
         assert result.ledger.num_consumed == len(books.consumed_ids)
