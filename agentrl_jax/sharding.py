@@ -119,6 +119,32 @@ def check_rows(rows: int, shape: MeshShape) -> None:
         )
 
 
+def local_rows(mesh: "Mesh", rows: int) -> slice:
+    """Return which of the `rows` rows of a micro-batch this process gives to the learner: those of its own devices.
+
+    All of them where one process holds the mesh. Raises ConfigError unless they split evenly, and in one piece each.
+    """
+    check_rows(rows, MeshShape(**mesh.shape))
+    by_rows = named_sharding(mesh, ("rows", None), (rows, 1))
+    indices = by_rows.addressable_devices_indices_map((rows, 1)).values()
+    held = {index[0].indices(rows)[:2] for index in indices if index is not None}
+    first, last = min(start for start, _ in held), max(stop for _, stop in held)
+    if sum(stop - start for start, stop in held) != last - first:
+        raise ConfigError(
+            f"this process's devices hold rows {sorted(held)} of {rows}, which are not one piece; expected a mesh "
+            "whose devices are in the order of their processes"
+        )
+    return slice(first, last)
+
+
+def num_row_shares(mesh: "Mesh") -> int:
+    """How many such pieces make up a micro-batch: 1 where one process holds all rows."""
+    num_shards = MeshShape(**mesh.shape).num_row_shards
+    mine = local_rows(mesh, num_shards)
+    num_mine: int = mine.stop - mine.start
+    return num_shards // num_mine
+
+
 def check_axes(axes: Sequence[str | None]) -> None:
     """Raise ConfigError if `axes`, the logical axes of one array, have an unknown name or share a mesh axis."""
     owner: dict[str, str] = {}

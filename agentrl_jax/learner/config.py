@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from agentrl_jax.cli import Derived
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.attention import AttentionChoice
 
 ComputeDType: TypeAlias = Literal["auto", "float32", "bfloat16"]
 
@@ -42,6 +43,8 @@ class LearnerConfig:
     """Columns of the rows whose logits exist at a time"""
     compute_dtype: ComputeDType = "auto"
     """Of activations; auto: float32 on a CPU, bfloat16 on accelerators"""
+    attention: AttentionChoice = "auto"
+    """Kernel of the attention layers; auto: pallas on NVIDIA GPUs that have what it needs, xla elsewhere"""
     remat: bool = True
     """Compute a layer again in the backward pass instead of keeping it (less memory, and faster on a CPU)"""
     offload_optimizer: bool = False

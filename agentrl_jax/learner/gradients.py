@@ -16,6 +16,7 @@ from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import LossOutput, TokenBatch
 from agentrl_jax.learner.config import ComputeDType, LearnerConfig
 from agentrl_jax.learner.trained import Trained, param_shardings
+from agentrl_jax.models.attention import AttentionChoice, plan_attention
 from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.logprobs import token_logprobs
 from agentrl_jax.models.params import Params
@@ -37,12 +38,14 @@ class ForwardConfig(NamedTuple):
     logprob_chunk: int
     compute_dtype: ComputeDType
     remat: bool
+    attention: AttentionChoice
 
 
 class GradientPrograms:
     """`accumulate`, `logprobs` and what goes with them, compiled. Call them under `jax.set_mesh(mesh)`.
 
-    trained, frozen: as in `Trained.whole`; frozen is {} unless adapters are trained.
+    trained, frozen: as in `Trained.whole`; frozen is {} unless adapters are trained. Raises ConfigError for an
+    attention backend that cannot run on the mesh.
     """
 
     def __init__(self, trained: Trained, config: ForwardConfig, loss: LossFn, mesh: Mesh) -> None:
@@ -50,6 +53,9 @@ class GradientPrograms:
         is_cpu = mesh.devices.flat[0].platform == "cpu"
         dtype = ("float32" if is_cpu else "bfloat16") if config.compute_dtype == "auto" else config.compute_dtype
         self.dtype = jnp.dtype(dtype)
+        self.attention = plan_attention(
+            config.attention, mesh.devices.flat[0], head_dim=trained.model.head_dim, dtype=self.dtype
+        )
 
         replicated = named_sharding(mesh, (), ())
         # The loss's own metrics are not known yet: one sharding stands for all of them.
@@ -108,7 +114,14 @@ class GradientPrograms:
 
     def _forward(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         where = (batch.ids, batch.positions, batch.segment_ids)
-        hidden = hidden_states(self._trained.model, params, *where, dtype=self.dtype, remat=self._config.remat)
+        hidden = hidden_states(
+            self._trained.model,
+            params,
+            *where,
+            dtype=self.dtype,
+            remat=self._config.remat,
+            attend=self.attention.attend,
+        )
         return token_logprobs(
             hidden,
             head_matrix(params),
@@ -144,6 +157,11 @@ def _compile(trained: Trained, config: ForwardConfig, loss: LossFn, mesh: Mesh) 
 def gradient_programs(trained: Trained, config: LearnerConfig, loss: LossFn, mesh: Mesh) -> GradientPrograms:
     """Return the programs of these arguments; the same ones for the same, so that nothing compiles twice."""
     forward = ForwardConfig(
-        config.temperature, config.banned_ids, config.logprob_chunk, config.compute_dtype, config.remat
+        config.temperature,
+        config.banned_ids,
+        config.logprob_chunk,
+        config.compute_dtype,
+        config.remat,
+        config.attention,
     )
     return _compile(trained, forward, loss, mesh)

@@ -19,10 +19,11 @@ from agentrl_jax.learner.lora import LoraConfig, init_adapters
 from agentrl_jax.learner.metrics import StepMetrics, to_metrics
 from agentrl_jax.learner.trained import Trained, param_shardings, shape_of
 from agentrl_jax.learner.updates import Figures, TrainState, update_programs
+from agentrl_jax.models.attention import AttentionPlan
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, build_tree, check_params
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_segments
-from agentrl_jax.sharding import MeshShape, check_rows, named_sharding
+from agentrl_jax.sharding import MeshShape, check_rows, named_sharding, num_row_shares
 from agentrl_jax.types import Floats
 
 
@@ -90,6 +91,11 @@ class Learner:
         return self._whole
 
     @property
+    def attention(self) -> AttentionPlan:
+        """Which attention backend runs, and why."""
+        return self._gradients.attention
+
+    @property
     def num_compiles(self) -> int:
         """Programs that this learner has compiled so far; one that another had compiled before counts there."""
         return self._compiles.total
@@ -133,6 +139,9 @@ class Learner:
 
     def step(self, packed: PackedBatch) -> StepMetrics:
         """Take one optimiser step on the batch, or skip it and say why in `outcome`.
+
+        Where several processes share the mesh, all of them call this, each with the rows of its own devices
+        (`sharding.local_rows`); loss weight and totals are those of the whole batch everywhere.
 
         Raises NoProgressError after `max_skipped_steps` steps in a row that were not finite, ConfigError if the
         rows cannot be split over the mesh, RecordError for token ids outside of the vocabulary.
@@ -179,15 +188,16 @@ class Learner:
         return on_host
 
     def _put(self, batch: TokenBatch) -> TokenBatch:
-        check_rows(batch.ids.shape[0], self._mesh_shape)
+        rows = batch.ids.shape[0] * num_row_shares(self.mesh)
+        check_rows(rows, self._mesh_shape)
         if batch.ids.min() < 0 or batch.ids.max() >= self.model.vocab_size:
             raise RecordError(
                 f"token ids must be in [0, {self.model.vocab_size}), got {batch.ids.min()} to {batch.ids.max()}"
             )
-        by_rows = named_sharding(self.mesh, ("rows", None), batch.ids.shape)
+        by_rows = named_sharding(self.mesh, ("rows", None), (rows, batch.ids.shape[1]))
         everywhere = named_sharding(self.mesh, (), ())
         shardings = map_tokens(lambda _: by_rows, batch)._replace(totals=Totals(*([everywhere] * len(batch.totals))))
-        placed: TokenBatch = jax.device_put(batch, shardings)
+        placed: TokenBatch = jax.tree.map(_from_this_process, batch, shardings)
         return placed
 
     def _freeze(self, params: Params, dtype: Any) -> Params:
@@ -202,6 +212,12 @@ class Learner:
         return StepMetrics(
             outcome="zero_weight", step=step, loss=nan, grad_norm=nan, learning_rate=rate, num_skipped=self._num_skipped
         )
+
+
+def _from_this_process(local: Any, sharding: Any) -> jax.Array:
+    """The array whose rows the processes hold between them, each those of its own devices."""
+    array: jax.Array = jax.make_array_from_process_local_data(sharding, np.asarray(local))  # type: ignore[no-untyped-call]
+    return array
 
 
 def _copied(tree: Any, shardings: Any, dtype: Any = None) -> Any:
