@@ -1,5 +1,6 @@
 """`TrainConfig`: everything a training run is made of, composed from the configs of its parts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
-from agentrl_jax.learner import LearnerConfig
+from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.sft import WarmUpConfig
@@ -74,6 +75,9 @@ class TrainConfig:
     rows_per_device: int | None = None
     """Rows of a micro-batch on each device of the mesh's data and fsdp axes; a row holds one of the longest episodes
     (default: four rows in all, but one on each device at least)"""
+    row_buckets: int = 1
+    """Lengths that rows may have: the longest episode's, then a half of it, a quarter, and so on; a batch takes the
+    one that wastes least. Each is compiled before the first step"""
     resume: Path | None = None
     """Go on with the run in this directory, from its newest checkpoint and with its settings"""
     save_every: int = 5
@@ -92,6 +96,7 @@ class TrainConfig:
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=lambda: LossConfig(clip_high=0.28))
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(learning_rate=4e-4))
+    lora: LoraConfig = field(default_factory=LoraConfig)
     engine: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(num_slots=128))
     pool: PoolConfig = field(default_factory=PoolConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -114,7 +119,7 @@ class TrainConfig:
             raise ConfigError(f"--max-context-tokens must be >= 2, got {self.max_context_tokens}")
         if self.rows_per_device is not None and self.rows_per_device < 1:
             raise ConfigError(f"--rows-per-device must be >= 1, got {self.rows_per_device}")
-        for name in ("save_every", "keep_checkpoints"):
+        for name in ("save_every", "keep_checkpoints", "row_buckets"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
         if not self.mismatch_alarm > 0.0:
@@ -157,7 +162,7 @@ class TrainConfig:
 
     def with_context(self, max_context_tokens: int) -> "TrainConfig":
         """The config with every size that follows from the longest episode, and with one temperature."""
-        size = -(-max_context_tokens // _SIZE_STEP) * _SIZE_STEP
+        size = _rounded(max_context_tokens)
         return replace(
             self,
             max_context_tokens=size,
@@ -179,7 +184,8 @@ class TrainConfig:
             raise ConfigError("the rows of a batch are not known before the longest episode is")
         shards = parse_mesh(self.mesh).num_row_shards
         rows = self.rows_per_device or max(1, _ROWS // shards)
-        return PackingConfig(row_tokens=(self.max_context_tokens,), rows_per_micro_batch=rows * shards)
+        lengths = {_rounded(self.max_context_tokens / 2**halvings) for halvings in range(self.row_buckets)}
+        return PackingConfig(row_tokens=tuple(sorted(lengths)), rows_per_micro_batch=rows * shards)
 
     @property
     def env_names(self) -> tuple[str, ...]:
@@ -225,6 +231,10 @@ class TrainConfig:
             return msgspec.convert(values, cls, dec_hook=_decode)
         except msgspec.ValidationError as error:
             raise ConfigError(f"a saved config does not fit this version: {error}") from error
+
+
+def _rounded(num_tokens: float) -> int:
+    return math.ceil(num_tokens / _SIZE_STEP) * _SIZE_STEP
 
 
 _FIXED = (

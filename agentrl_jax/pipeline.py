@@ -43,6 +43,7 @@ from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation, compare
 from agentrl_jax.learner import Learner
+from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning
 from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line, step_record, task_lines
@@ -165,7 +166,7 @@ class _Training:
 
     async def run(self) -> TrainResult:
         if self.survival.has_checkpoint:
-            self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, self.policy.params)
+            self.learner = await trio.to_thread.run_sync(self._resume_learner)
             lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
             self.lagging = lagging if self.config.pool.has_lagging else None
         elif not await self._warm_up():
@@ -181,17 +182,24 @@ class _Training:
 
         False if a request to stop cut the warm-up short: what it left is no policy to begin with.
         """
-        params = self.policy.params
+        params = await trio.to_thread.run_sync(self.policy.load_params, self.mesh)
         if self.config.has_warm_up:
             num_copy_steps = self.config.warm_up.copy_steps if len(self.prepared.copy_ids) else 0
             settings = warm_up_learner_config(self.config.warm_up, self.config.learner, num_copy_steps=num_copy_steps)
             loss = make_loss(LossConfig(name="sft"))
-            self.learner = Learner(self.policy.model, settings, loss, self.mesh, params)
+            # A network that starts from nothing has nothing that adapters could leave as it is.
+            lora = self.config.lora if self.config.model is not None else None
+            self.learner = Learner(self.policy.model, settings, loss, self.mesh, params, lora=lora)
             await trio.to_thread.run_sync(self._run_warm_up)
             params = self.learner.params
-        self.learner = Learner(self.policy.model, self.config.learner, self.loss, self.mesh, params)
+        args = self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder
+        self.learner = await trio.to_thread.run_sync(begin_learning, *args)
         await trio.to_thread.run_sync(self._save_model)
         return not (self.config.has_warm_up and self.stop.is_set())
+
+    def _resume_learner(self) -> Learner:
+        params = self.policy.load_params(self.mesh)
+        return resume_learning(self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder)
 
     def _stopped_in_warm_up(self) -> TrainResult:
         self.say("stopped in the warm-up: --resume begins it anew")
@@ -293,6 +301,7 @@ class _Training:
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
         """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
+        await trio.to_thread.run_sync(compile_ahead, self.learner, self.config, self.say)
         self.rl_begun = self.step_begun = time.monotonic()
         self._warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 

@@ -67,8 +67,7 @@ class Survival:
         assert self.step is not None
         assert self._saved is not None
         self._store.forget_after(self.step)
-        abstract = learner.abstract_state()
-        restored = self._store.restore(self.step, abstract, abstract.params)
+        restored = self._store.restore(self.step, learner.abstract_state(), learner.abstract_params())
         learner.restore(restored.state)
         version = self._saved["lagging_version"]
         return None if version is None else LaggingPolicy(weights=restored.lagging, version=version)
