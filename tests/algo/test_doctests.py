@@ -15,7 +15,9 @@ NOT_NUMBERS = ("Group", "Trajectory", "TokenBatch", "LossConfig", "LossOutput", 
 """A function of records, batches or other functions is shown by the tests: an example would be all preparation."""
 
 
-@pytest.mark.parametrize("name", [*MODULES, "agentrl_jax.seeding"])
+@pytest.mark.parametrize(
+    "name", [*MODULES, "agentrl_jax.seeding", "agentrl_jax.testing.tokenizers", "agentrl_jax.testing.trees"]
+)
 def test_docstring_examples(name: str) -> None:
     assert doctest.testmod(import_module(name)).failed == 0
 

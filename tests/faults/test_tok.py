@@ -9,10 +9,9 @@ import pytest
 
 from agentrl_jax.errors import TemplateError
 from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.testing.tokenizers import toy_tokenizer
 from tests.rendering.chat import (
-    CONTENT_ONLY,
     EPISODE,
-    REWRITING,
     SHORT,
     TOOLS,
     assistant,
@@ -20,7 +19,6 @@ from tests.rendering.chat import (
     recorded,
     small_folder,
     small_renderer,
-    tokenizer_with,
     tool,
     transformers_ids,
     user,
@@ -40,7 +38,7 @@ def test_tok_01_the_separator_stands_behind_every_closed_turn() -> None:
 
 def test_tok_02_a_history_that_is_no_prefix_is_a_named_error() -> None:
     with pytest.raises(TemplateError, match="rewrites history"):
-        TemplateRenderer(tokenizer_with(small_folder(), REWRITING))
+        TemplateRenderer(toy_tokenizer("qwen3"))
 
 
 def test_tok_03_the_reply_starts_with_the_separator_once() -> None:
@@ -95,7 +93,7 @@ def test_tok_12_no_generation_prompt_stands_before_a_tool_message() -> None:
 
 def test_tok_15_a_template_that_drops_tool_calls_is_refused_naming_what_is_lost() -> None:
     with pytest.raises(TemplateError, match=r"loses the declared tools, the names of tool calls, .*for example"):
-        TemplateRenderer(tokenizer_with(small_folder(), CONTENT_ONLY))
+        TemplateRenderer(toy_tokenizer("llama"))
 
 
 def test_tok_20_white_space_at_the_end_of_a_turn_is_kept() -> None:
@@ -105,6 +103,14 @@ def test_tok_20_white_space_at_the_end_of_a_turn_is_kept() -> None:
     assert renderer.tokenizer.decode(sampled) == "I wait.  \n<|im_end|>"
     assert recorded(renderer, messages) == transformers_ids(small_folder(), messages)
     assert renderer.parse(sampled).content == "I wait.  \n"
+
+
+def test_tok_21_a_template_whose_stop_token_is_the_next_header_is_refused_not_doubled() -> None:
+    """Its turns have no end of their own, so a reply could not say which header stands behind them already."""
+    tokenizer = toy_tokenizer("glm")
+    assert "<|observation|>" in tokenizer.eos_tokens
+    with pytest.raises(TemplateError, match="does not close an assistant turn with a special token"):
+        TemplateRenderer(tokenizer)
 
 
 def test_tok_22_a_reply_has_no_stop_id_in_front_so_a_cut_turn_is_never_glued() -> None:

@@ -130,18 +130,6 @@ def tokenizer_with(folder: Path, template: str) -> ChatTokenizer:
     return tokenizer
 
 
-# A template in the manner of Qwen3: the thinking of turns before the last user message is dropped.
-REWRITING = SHORT.replace(
-    "{%- elif not (loop.first and message.role == 'system') %}",
-    "{%- elif message.role == 'assistant' and not loop.last and '</think>' in message.content %}"
-    "{{- '<|im_start|>assistant\\n' + message.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' }}"
-    "{%- elif not (loop.first and message.role == 'system') %}",
-)
-# In the manner of Llama 3: only `message.content` is read.
-CONTENT_ONLY = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 # Tool results are trimmed, so they cannot be pasted between constant texts.
 TRIMMING = SHORT.replace(
     "{{- message.content }}{{- '\\n</tool_response>'", "{{- message.content | trim }}{{- '\\n</tool_response>'"

@@ -15,10 +15,9 @@ from agentrl_jax.errors import ConfigError, RecordError, TemplateError
 from agentrl_jax.rendering.protocol import Renderer
 from agentrl_jax.rendering.templates import hermes_template
 from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.testing.tokenizers import toy_template
 from tests.rendering.chat import (
-    CONTENT_ONLY,
     EPISODE,
-    REWRITING,
     SHORT,
     TOOLS,
     TRIMMING,
@@ -153,8 +152,8 @@ def test_replies_must_have_messages_and_no_assistant_turn() -> None:
 
 
 FAULTY: list[tuple[str, str, str]] = [
-    ("content only", CONTENT_ONLY, "the declared tools, the names of tool calls, the argument names"),
-    ("rewrites thinking", REWRITING, "rewrites history once a message of role user follows"),
+    ("content only", toy_template("llama"), "the declared tools, the names of tool calls, the argument names"),
+    ("rewrites thinking", toy_template("qwen3"), "rewrites history once a message of role user follows"),
     ("drops tools", SHORT.replace("if tools", "if false"), "loses the declared tools;"),
     ("drops calls", SHORT.replace("and message.tool_calls", "and false"), "the names of tool calls"),
     ("drops names", SHORT.replace("tool_call.name", "'f'"), "loses the names of tool calls;"),
@@ -165,6 +164,7 @@ FAULTY: list[tuple[str, str, str]] = [
     ("thinking in the generation prompt", SHORT.replace("{{- '<|im_start|>assistant\\n' }}\n{%- endif %}",
         "{{- '<|im_start|>assistant\\n<think>\\n' }}\n{%- endif %}"), "rewrites history"),
     ("refuses tools", "{{ raise_exception('users only') }}", "refuses a conversation .*: users only"),
+    ("no end of a turn", toy_template("glm"), "does not close an assistant turn with a special token"),
     ("broken", "{% if %}", "not valid Jinja"),
 ]  # fmt: skip
 
