@@ -4,30 +4,22 @@ The folder has Hugging Face's layout, so that transformers and SGLang load it, a
 trained once and saved beside the weights: ids mean nothing without it.
 """
 
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from jax.sharding import Mesh
 
 from agentrl_jax.env import Message, Tool
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.save import save_pretrained
-from agentrl_jax.models.load import load_pretrained
+from agentrl_jax.models.export import ExportDType
+from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pretrained
 from agentrl_jax.models.params import Params, init_params
+from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-)
 
 Conversation = tuple[Sequence[Message], Sequence[Tool]]
 
@@ -73,21 +65,23 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Policy:
-    """tokenizer_folder holds the tokenizer's files; `save` copies them beside the weights."""
+    """A policy that is not in memory yet.
+
+    dtype: the precision of its weights on disk, in which `save` writes them again.
+    tokenizer_folder: holds the tokenizer's files.
+    load_params: reads or draws the initial params. With a mesh they are placed on it, in their own precision, and each
+      process reads only its part.
+    """
 
     model: ModelConfig
-    params: Params
+    dtype: ExportDType
     tokenizer: ChatTokenizer
     tokenizer_folder: Path
+    load_params: Callable[[Mesh | None], Params]
 
     def save(self, params: Params, folder: Path) -> None:
-        """Write `params` of this architecture, and the tokenizer, to `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder.resolve() != self.tokenizer_folder.resolve():
-            for name in _TOKENIZER_FILES:
-                if (self.tokenizer_folder / name).is_file():
-                    shutil.copyfile(self.tokenizer_folder / name, folder / name)
-        save_pretrained(params, self.model, folder)
+        """Write `params` of this architecture to `folder`, with the tokenizer and what else the policy came with."""
+        save_pretrained(params, self.model, folder, dtype=self.dtype, source=self.tokenizer_folder)
 
 
 def create_policy(
@@ -108,14 +102,24 @@ def create_policy(
     train_tokenizer(texts, folder, vocab_size=network.vocab_size, chat_template=source, keep_whole=keep_whole)
     tokenizer = load_tokenizer(folder)
     model = network.model_config(tokenizer.vocab_size)
-    return Policy(model=model, params=init_params(model, seed), tokenizer=tokenizer, tokenizer_folder=folder)
+    return Policy(
+        model=model,
+        dtype="float32",
+        tokenizer=tokenizer,
+        tokenizer_folder=folder,
+        load_params=lambda _: init_params(model, seed),
+    )
 
 
 def check_model_folder(folder: Path) -> None:
     """Raise ConfigError unless `folder` holds what a policy is loaded from; nothing is loaded yet."""
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    if not any(folder.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    if any(folder.glob("*.gguf")) and not has_safetensors(folder):
+        missing = (
+            [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json (the one in a GGUF file is not read)"]
+        )
+    else:
+        missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+        missing += [] if has_safetensors(folder) else ["model.safetensors or its index"]
     if missing:
         raise ConfigError(
             f"--model {folder}: expected config.json, weights and tokenizer; missing: {', '.join(missing)}"
@@ -123,13 +127,19 @@ def check_model_folder(folder: Path) -> None:
 
 
 def open_policy(folder: Path) -> Policy:
-    """Load a policy folder. Raises ConfigError naming what is missing or does not fit."""
+    """Open a policy folder, and check all but the weights' values. Raises ConfigError naming what does not fit."""
     check_model_folder(folder)
     tokenizer = load_tokenizer(folder)
-    model, params = load_pretrained(folder)
+    model, dtype = inspect_pretrained(folder)
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"--model {folder}: the tokenizer has {tokenizer.vocab_size} ids, but the model only "
             f"{model.vocab_size} embeddings; they do not belong together"
         )
-    return Policy(model=model, params=params, tokenizer=tokenizer, tokenizer_folder=folder)
+    return Policy(
+        model=model,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        tokenizer_folder=folder,
+        load_params=lambda mesh: load_pretrained(folder, mesh=mesh)[1],
+    )

@@ -26,7 +26,7 @@ def prepared(config: TrainConfig, folder: Path) -> Prepared:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
     policy = prepared(CONFIG, folder / "new").policy
-    policy.save(policy.params, folder / "model")
+    policy.save(policy.load_params(None), folder / "model")
     return folder / "model"
 
 

@@ -44,24 +44,21 @@ _KNOWN = {
 }
 
 
+def inspect_gguf(path: Path) -> ModelConfig:
+    """Return the architecture of a GGUF file, reading no weights. Raises ConfigError as `read_gguf` does."""
+    return _open_checked(path)[0]
+
+
 def read_gguf(path: Path) -> tuple[ModelConfig, Params]:
     """Return the architecture and float32 NumPy params of a GGUF file of architecture llama or qwen2.
 
     Raises ConfigError if the `gguf` package is not installed, the file is damaged, or it holds a setting or a tensor
     that we do not compute with.
     """
-    reader = _open(path)
-    config, is_permuted = _architecture(reader, path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    expected = {_gguf_name(spec, layer): spec for _, spec, layer in hf_entries(config)}
-    if tensors.keys() != expected.keys():
-        missing, besides = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-        raise ConfigError(f"{path}: the tensors do not fit its settings: missing {missing}, unexpected {besides}")
+    config, is_permuted, tensors = _open_checked(path)
 
     def read_tensor(spec: ParamSpec, layer: int | None) -> HostArray:
         array = _dequantised(tensors[_gguf_name(spec, layer)], path)
-        if array.shape != spec.hf_shape:
-            raise ConfigError(f"{path}: {_gguf_name(spec, layer)} must have shape {spec.hf_shape}, got {array.shape}")
         if is_permuted and spec.path[-2:] in (("q", "kernel"), ("k", "kernel")):
             array = _unpermuted(array, config.head_dim)
         return spec.from_hf(array)
@@ -75,6 +72,25 @@ def read_gguf(path: Path) -> tuple[ModelConfig, Params]:
         return leaf
 
     return config, build_tree(config, read_leaf)
+
+
+def _open_checked(path: Path) -> tuple[ModelConfig, bool, dict[str, Any]]:
+    """The architecture, whether q and k are in llama.cpp's order, and the tensors by name."""
+    reader = _open(path)
+    config, is_permuted = _architecture(reader, path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    expected = {_gguf_name(spec, layer): spec.hf_shape for _, spec, layer in hf_entries(config)}
+    if tensors.keys() != expected.keys():
+        missing, besides = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        raise ConfigError(f"{path}: the tensors do not fit its settings: missing {missing}, unexpected {besides}")
+    for name, shape in expected.items():
+        if (found := _shape(tensors[name])) != shape:
+            raise ConfigError(f"{path}: {name} must have shape {shape}, got {found}")
+    return config, is_permuted, tensors
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _open(path: Path) -> "GGUFReader":
@@ -101,7 +117,7 @@ def _architecture(reader: "GGUFReader", path: Path) -> tuple[ModelConfig, bool]:
     unknown = sorted(name for name, value in values.items() if value and name not in _KNOWN)
     if unknown:
         raise ConfigError(f"{path}: we do not know what these settings ask for: {', '.join(unknown)}")
-    shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
+    shapes = {tensor.name: _shape(tensor) for tensor in reader.tensors}
     return _model_config(values, shapes, family, path), is_permuted
 
 

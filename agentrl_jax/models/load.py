@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.export import ExportDType
 from agentrl_jax.models.families import hf_entries
-from agentrl_jax.models.gguf_file import read_gguf
+from agentrl_jax.models.gguf_file import inspect_gguf, read_gguf
 from agentrl_jax.models.hf_config import from_hf_config, read_json
 from agentrl_jax.models.params import Params, build_tree, leaf_at
 from agentrl_jax.models.specs import HostArray, Index, ParamSpec
@@ -25,6 +26,19 @@ INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32", "F16", "BF16"}
 
 
+def inspect_pretrained(folder: Path) -> tuple[ModelConfig, ExportDType]:
+    """Return the architecture of a checkpoint folder, and the precision to save it in again, reading no weights.
+
+    The precision is bfloat16 if every tensor is in it, else float32. Raises ConfigError as `load_pretrained` does.
+    """
+    if (file := _gguf_in(folder)) is not None:
+        return inspect_gguf(file), "float32"
+    with ExitStack() as stack:
+        config, tensors = _open_checked(folder, stack)
+        dtypes = {handle.get_slice(name).get_dtype() for name, handle in tensors.items()}
+        return config, "bfloat16" if dtypes == {"BF16"} else "float32"
+
+
 def load_pretrained(folder: Path, *, mesh: Mesh | None = None) -> tuple[ModelConfig, Params]:
     """Return the architecture and the params of a checkpoint folder: safetensors, in one file or sharded, or a GGUF.
 
@@ -32,27 +46,38 @@ def load_pretrained(folder: Path, *, mesh: Mesh | None = None) -> tuple[ModelCon
     file, read only where there are no safetensors, gives float32: see `gguf_file`.
 
     mesh: None returns NumPy arrays. With a mesh every leaf is placed by its logical axes, and each process reads
-      the slices of its own devices, no more.
+      the slices of its own devices, no more (of a GGUF file, everything).
 
     Raises ConfigError if a file is missing or damaged, the architecture is none that we compute, or the tensors are
     not exactly those of the architecture: none missing, none besides, each in its shape, one precision per leaf.
     """
-    if not has_safetensors(folder) and (files := sorted(folder.glob("*.gguf"))):
-        if len(files) > 1:
-            raise ConfigError(f"{folder}: expected one .gguf file, got {', '.join(file.name for file in files)}")
-        config, host = read_gguf(files[0])
+    if (file := _gguf_in(folder)) is not None:
+        config, host = read_gguf(file)
         return config, host if mesh is None else _place_host(config, host, mesh)
-    config = from_hf_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
     with ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
-        _check_names(folder, config, set(tensors))
-        _check_shapes(folder, config, tensors)
+        config, tensors = _open_checked(folder, stack)
         if mesh is None:
             return config, build_tree(config, lambda spec: _read_part(spec, _whole(spec), tensors))
-        placed = mesh  # not optional in the function below
+        placed_on = mesh  # what the function below sees is not optional
         return config, build_tree(
-            config, lambda spec: _place(spec, placed, lambda index: _read_part(spec, index, tensors))
+            config, lambda spec: _place(spec, placed_on, lambda index: _read_part(spec, index, tensors))
         )
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    files = [] if has_safetensors(folder) else sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise ConfigError(f"{folder}: expected one .gguf file, got {', '.join(file.name for file in files)}")
+    return files[0] if files else None
+
+
+def _open_checked(folder: Path, stack: ExitStack) -> tuple[ModelConfig, dict[str, Any]]:
+    """The architecture, and each tensor's name with the open file that holds it."""
+    config = from_hf_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
+    tensors = _open_tensors(folder, stack)
+    _check_names(folder, config, set(tensors))
+    _check_shapes(folder, config, tensors)
+    return config, tensors
 
 
 def has_safetensors(folder: Path) -> bool:
@@ -61,7 +86,6 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Map each tensor's name to the open file that holds it."""
     weight_map = None
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")

@@ -157,8 +157,8 @@ async def test_published_weights_are_copied() -> None:
         (("final_norm", "bias"), np.ones(16, np.float32), "final_norm.bias: expected nothing, got (16,)"),
         (
             ("final_norm", "scale"),
-            np.ones(16, np.float16),
-            "expected float32 or float32, got final_norm.scale: float16",
+            np.ones(16, np.float64),
+            "expected float32, bfloat16, float16, got final_norm.scale: float64",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_behaviour_logprobs_of_a_batch_are_the_learners_own(finished: Path) -> N
     warm = finished.parent / "warm"
     assert main(tiny(warm, "--max-steps=0")) == 0
     policy = open_policy(warm / "model")
-    learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(parse_mesh("1")), policy.params)
+    learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(parse_mesh("1")), policy.load_params(None))
     for micro in batch.micro_batches:
         difference = np.abs(learner.logprobs(micro) - micro.behavior_logprobs)[micro.loss_mask]
         assert difference.max() < 1e-4
@@ -76,7 +76,7 @@ def test_the_loss_of_a_recorded_batch_does_not_depend_on_the_mesh(finished: Path
         shape = parse_mesh(mesh)
         micro_batches = tuple(with_a_signal(micro, shape.num_row_shards) for micro in recorded.micro_batches)
         batch = replace(recorded, micro_batches=micro_batches, loss_weight=float(recorded.num_loss_tokens))
-        learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(shape), policy.params)
+        learner = Learner(policy.model, RL, make_loss(LossConfig()), make_mesh(shape), policy.load_params(None))
         losses.append(learner.step(batch).loss)
     assert abs(losses[0]) > 1e-3
     np.testing.assert_allclose(losses, losses[0], rtol=0, atol=1e-5)
@@ -158,4 +158,4 @@ def test_interrupt_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path)
     output = interrupt_at(tiny(run_dir, "--max-steps=100000"), "step ")
     assert f"go on with --resume {run_dir}" in output
     assert kinds(run_dir).count("step") >= 1
-    assert open_policy(run_dir / "model").params
+    assert open_policy(run_dir / "model").load_params(None)

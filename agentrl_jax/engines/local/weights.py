@@ -10,11 +10,13 @@ from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import check_params
 
+_DTYPES = ("float32", "bfloat16", "float16")
+
 
 def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Device) -> Any:
     """Return a copy of `weights` on `device` in the engine's dtype; the caller may donate or overwrite its own.
 
-    weights: the tree of models/params.py, of numpy or JAX arrays wherever they are, float32 or already in `dtype`.
+    weights: the tree of models/params.py, of numpy or JAX arrays wherever they are, of any floating type up to float32.
     Raises EngineError, before anything is copied, if a leaf is missing, unknown, or of another shape or dtype.
     """
     try:
@@ -25,10 +27,10 @@ def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Devi
     wrong = [
         f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {leaf.dtype}"
         for path, leaf in leaves
-        if str(leaf.dtype) not in {"float32", dtype}
+        if str(leaf.dtype) not in _DTYPES
     ]
     if wrong:
-        raise EngineError(f"weights cannot be served: expected float32 or {dtype}, got {'; '.join(wrong)}")
+        raise EngineError(f"weights cannot be served: expected {', '.join(_DTYPES)}, got {'; '.join(wrong)}")
     staged = jax.tree.map(lambda leaf: _copy(leaf, jnp.dtype(dtype), device), dict(weights))
     return jax.block_until_ready(staged)  # type: ignore[no-untyped-call]
 
