@@ -86,8 +86,7 @@ class _Entry:
         self, name: str, worker: Worker, capacity: Mapping[str, int], *, beats: bool, coma_after_s: float
     ) -> None:
         self.name, self.worker, self._coma_after_s = name, worker, coma_after_s
-        self.beats = beats
-        self.last_beat = trio.current_time()
+        self.last_beat = trio.current_time() if beats else math.inf
         self.is_draining = False
         self.lost = ""  # why there is no such worker any more
         self.is_dead = False
@@ -130,18 +129,11 @@ class WorkerRegistry:
             raise ConfigError(f"worker {name} must have at least one place for each of its envs, got {dict(capacity)}")
         entry = self._entries.get(name)
         if entry is None:
-            entry = _Entry(name, worker, capacity, beats=beats, coma_after_s=self.config.coma_after_s)
-            self._entries[name] = entry
-            self._dispatcher.add(entry.places)
-            if beats:
-                entry.death.deadline = entry.last_beat + self.config.dead_after_s
-                self._nursery.start_soon(self._watch, entry, name=f"watch {name}")
+            self._add(_Entry(name, worker, capacity, beats=beats, coma_after_s=self.config.coma_after_s))
             return
         if entry.places.capacity.keys() != capacity.keys():
-            served = ", ".join(sorted(entry.places.capacity))
-            raise ConfigError(
-                f"worker {name} serves {served}: remove it before it may serve {', '.join(sorted(capacity))}"
-            )
+            served, wanted = (", ".join(sorted(envs)) for envs in (entry.places.capacity, capacity))
+            raise ConfigError(f"worker {name} serves {served}: remove it before it may serve {wanted}")
         entry.worker = worker
         entry.places.capacity.update(capacity)
         self.beat(name)
@@ -215,14 +207,11 @@ class WorkerRegistry:
             raise ConfigError(f"no worker {name!r} is registered: known ones are {known}")
         return self._entries[name]
 
-    def _add(self, entry: _Entry, *, beats: bool) -> None:
+    def _add(self, entry: _Entry) -> None:
         self._entries[entry.name] = entry
-        if beats:
-            entry.death.deadline = entry.last_beat + self.config.dead_after_s
-            self._nursery.start_soon(self._watch, entry, name=f"watch {entry.name}")
-        else:
-            entry.last_beat = math.inf
         self._dispatcher.add(entry.places)
+        entry.death.deadline = entry.last_beat + self.config.dead_after_s
+        self._nursery.start_soon(self._watch, entry, name=f"watch {entry.name}")
 
     async def _watch(self, entry: _Entry) -> None:
         with entry.death:
