@@ -12,6 +12,7 @@ from agentrl_jax.algo.outcomes import Outcomes
 from agentrl_jax.algo.turn_credit import booked_rewards, returns_to_go, turn_advantages, turn_numbers
 from agentrl_jax.errors import RecordError
 from tests.algo.score_batches import outcomes
+from tests.algo.toy_process import EXACT, PATHS, SIZE, estimates
 
 
 def test_the_last_turn_gets_what_is_left_of_the_reward() -> None:
@@ -98,50 +99,6 @@ def test_with_a_final_reward_only_every_turn_has_its_trajectorys_advantage(batch
     assert signal.tolist() == expected.tolist()
 
 
-# A toy decision process of at most two turns. Turn 0: stop (reward 0.6), or go on (reward 0.2, with probability P).
-# Turn 1: a good action (reward 1, with probability Q) or a bad one (0). Both probabilities are sigmoids.
-P, Q = 0.4, 0.7
-PATHS = [  # probability, rewards by turn, ∇ log π of each turn's action in both logits
-    (1 - P, [0.6], [(-P, 0.0)]),
-    (P * Q, [0.2, 1.0], [(1 - P, 0.0), (0.0, 1 - Q)]),
-    (P * (1 - Q), [0.2, 0.0], [(1 - P, 0.0), (0.0, -Q)]),
-]
-EXACT = np.array([P * (1 - P) * (0.2 + Q - 0.6), P * Q * (1 - Q)])
-"""∇ of the expected reward in both logits: it is (1 - P) · 0.6 + P · (0.2 + Q)."""
-SIZE = 3
-
-
-def estimates(groups: np.ndarray, method: str) -> np.ndarray:
-    """The policy gradient [groups, 2] from groups [groups, SIZE] of paths: the mean over members of Σ_k A ∇ log π."""
-    paths = groups.reshape(-1)
-    num_turns = np.array([len(PATHS[path][1]) for path in paths])
-    turn_rewards = np.concatenate([PATHS[path][1] for path in paths])
-    scores = np.concatenate([PATHS[path][2] for path in paths])
-    group_ids = np.repeat(np.arange(len(groups)), SIZE)
-    rewards = np.array([sum(PATHS[path][1]) for path in paths])
-    owner, number = turn_numbers(num_turns)
-    if method == "ours":
-        votes = np.ones(len(paths), np.bool_)
-        advantages, _ = turn_advantages(rewards, votes, group_ids, turn_rewards, num_turns, leave_one_out=True)
-    else:
-        returns = returns_to_go(turn_rewards, num_turns, discount=1.0)[owner, number]
-        advantages = per_turn(returns, group_ids[owner] * 2 + number, is_whitened=method == "whitened")
-    sums = np.zeros((len(groups), 2))
-    np.add.at(sums, group_ids[owner], advantages[:, None] * scores)
-    return sums / SIZE
-
-
-def per_turn(returns: np.ndarray, cells: np.ndarray, *, is_whitened: bool) -> np.ndarray:
-    """The naive way: against the mean (and deviation) of the members that reached the turn, oneself among them."""
-    count = np.bincount(cells)
-    mean = np.bincount(cells, weights=returns) / np.maximum(count, 1)
-    centred = returns - mean[cells]
-    if not is_whitened:
-        return centred
-    variance = np.bincount(cells, weights=centred**2) / np.maximum(count - 1, 1)
-    return centred / (np.sqrt(variance)[cells] + 1e-6)
-
-
 def expected(method: str) -> np.ndarray:
     """Exactly: all groups that there are, weighed by their probability."""
     groups = np.array(list(product(range(len(PATHS)), repeat=SIZE)))
@@ -154,15 +111,6 @@ def test_the_gradient_is_unbiased_exactly_and_two_naive_ways_are_not() -> None:
     for naive in ("centred", "whitened"):
         ratio = expected(naive) / EXACT
         assert abs(ratio[0] / ratio[1] - 1) > 0.1  # not even its direction is right
-
-
-def test_adv_16_the_gradient_is_unbiased_in_monte_carlo() -> None:
-    rng = np.random.default_rng(0)
-    groups = rng.choice(len(PATHS), size=(40_000, SIZE), p=[path[0] for path in PATHS])
-    for method, is_unbiased in (("ours", True), ("centred", False), ("whitened", False)):
-        samples = estimates(groups, method)
-        error = np.abs(samples.mean(axis=0) - EXACT) / (samples.std(axis=0) / np.sqrt(len(samples)))
-        assert (error.max() < 4.5) == is_unbiased, (method, error)
 
 
 def test_the_baseline_of_a_member_does_not_depend_on_what_it_did() -> None:

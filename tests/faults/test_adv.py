@@ -11,9 +11,10 @@ from agentrl_jax.algo.baselines import Estimator, group_advantages
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.algo.metrics import means, task_metrics
 from agentrl_jax.algo.task_norm import TaskNormalisation, task_normalise
-from agentrl_jax.packing import PackedBatch, PackingConfig, build_batch
+from agentrl_jax.packing import PackedBatch, PackingConfig, build_batch, unpack
 from agentrl_jax.types import Group
 from tests.algo.record_builders import make_group, make_segment, make_turn
+from tests.algo.toy_process import EXACT, PATHS, SIZE, estimates
 
 PLAIN = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
 
@@ -88,6 +89,20 @@ def test_adv_13_groups_of_different_envs_with_one_index_stay_two_groups() -> Non
     assert {env: metrics.reward_mean for env, metrics in task_metrics(groups).items()} == {"a": 1.0, "b": 0.0}
 
 
+def test_adv_14_turns_of_one_number_in_different_episodes_are_never_merged() -> None:
+    """Same group id, same member, same turn: two groups of a batch are told apart by their place alone."""
+    turns = [[make_turn(1, 1, first_id=10 * i), make_turn(1, 1, first_id=10 * i + 1)] for i in range(1, 5)]
+    groups = [
+        make_group(rewards, group_id=7, index=3, segments=[[make_segment(*turns[i])] for i in own])
+        for rewards, own in (([1.0, 0.0], (0, 1)), ([3.0, 0.0], (2, 3)))
+    ]
+    config = AdvantageConfig(estimator="rloo", credit="turn", task_normalisation="off")
+    _, columns = unpack(build(groups, config))
+    sampled = columns["loss_mask"]
+    found = dict(zip(columns["ids"][sampled].tolist(), columns["advantages"][sampled].tolist(), strict=True))
+    assert found == {10: 1.0, 11: 1.0, 20: -1.0, 21: -1.0, 30: 3.0, 31: 3.0, 40: -3.0, 41: -3.0}
+
+
 @pytest.mark.parametrize("as_segments", [False, True])
 def test_adv_15_one_vote_per_trajectory_however_many_turns(as_segments: bool) -> None:
     turns = [make_turn() for _ in range(5)]
@@ -95,6 +110,15 @@ def test_adv_15_one_vote_per_trajectory_however_many_turns(as_segments: bool) ->
     (tokens,) = build([make_group([1.0, 0.0], segments=[long, [make_segment()]])]).micro_batches
     values, counts = np.unique(tokens.advantages[tokens.loss_mask], return_counts=True)
     assert (values.tolist(), counts.tolist()) == ([-0.5, 0.5], [3, 15])
+
+
+def test_adv_16_the_gradient_is_unbiased_in_monte_carlo() -> None:
+    rng = np.random.default_rng(0)
+    groups = rng.choice(len(PATHS), size=(40_000, SIZE), p=[path[0] for path in PATHS])
+    for method, is_unbiased in (("ours", True), ("centred", False), ("whitened", False)):
+        samples = estimates(groups, method)
+        error = np.abs(samples.mean(axis=0) - EXACT) / (samples.std(axis=0) / np.sqrt(len(samples)))
+        assert (error.max() < 4.5) == is_unbiased, (method, error)
 
 
 def test_adv_17_the_one_switch_for_the_deviation_decides() -> None:
