@@ -125,6 +125,11 @@ class TrainConfig:
         if not self.mismatch_alarm > 0.0:
             raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")
         self._check_loss()
+        if self.rollout.dynamic_sampling and self.advantages.credit == "turn":
+            raise ConfigError(
+                "--rollout.dynamic-sampling drops groups whose final rewards are equal, from which --advantages.credit "
+                "turn may still learn: choose one of them"
+            )
         parse_mesh(self.mesh)
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit must be >= 1, got {self.limit}")

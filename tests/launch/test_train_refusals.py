@@ -45,6 +45,9 @@ REFUSALS = {
     "--warm-up.demonstrations=0": "demonstrations must be >= 1",
     "--evaluation.num-tasks=-1": "num_tasks must be >= 0",
     "--network.num-heads=5": "multiple of num_heads",
+    "--advantages.estimator=reinforce_pp_baseline": "set task_normalisation=off, got signal",
+    "--advantages.credit=turn": "defined for estimator rloo and dr_grpo, got grpo",
+    "--rollout.dynamic-sampling --advantages.credit=turn --advantages.estimator=rloo": "choose one of them",
 }
 
 
