@@ -1,0 +1,86 @@
+"""The head on a mesh and with a large vocabulary: what it holds, and what it sends between devices."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.models.logprobs import token_logprobs
+from agentrl_jax.sharding import make_mesh, named_sharding, parse_mesh
+
+B, T, D, V = 8, 256, 16, 4096
+CHUNK = 16
+
+
+def total(hidden, head, ids, positions, segment_ids, *, chunk_tokens=CHUNK):
+    logprobs, entropy = token_logprobs(
+        hidden, head, ids, positions, segment_ids, temperature=0.8, chunk_tokens=chunk_tokens
+    )
+    return logprobs.sum(), (logprobs, entropy)
+
+
+def step(*arguments, **settings):
+    return jax.value_and_grad(partial(total, **settings), argnums=(0, 1), has_aux=True)(*arguments)
+
+
+def make_case(batch=B, length=T, width=D, vocabulary=V):
+    rng = np.random.default_rng(0)
+    hidden = rng.standard_normal((batch, length, width)).astype(np.float32)
+    head = rng.standard_normal((width, vocabulary)).astype(np.float32)
+    ids = rng.integers(0, vocabulary, (batch, length)).astype(np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+    return hidden, head, ids, positions, np.ones_like(ids)
+
+
+def collectives(text):
+    """(operation, number of elements) of each collective of a compiled program."""
+    found = re.findall(r"= \(?\w+\[([\d,]*)\][^=]*? (all-gather|all-reduce|all-to-all|reduce-scatter)\(", text)
+    return [(name, int(np.prod([int(size) for size in dims.split(",") if size]))) for dims, name in found]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [
+        ("data=2,fsdp=2,tensor=2", ("width", "head_vocab")),
+        ("fsdp=2,tensor=4", ("vocab_width", "vocab")),
+        ("tensor=8", ("width", "head_vocab")),
+    ],
+    ids=["untied", "tied", "tensor alone"],
+)
+def test_no_device_ever_holds_or_sends_all_logits(mesh, axes):
+    mesh = make_mesh(parse_mesh(mesh))
+    case = make_case()
+    with jax.set_mesh(mesh):
+        by_rows = named_sharding(mesh, ("rows", None), (B, T))
+        shardings = (named_sharding(mesh, ("rows", None, None), (B, T, D)), named_sharding(mesh, axes, (D, V)))
+        placed = [jax.device_put(x, s) for x, s in zip(case, (*shardings, *[by_rows] * 3), strict=True)]
+        compiled = jax.jit(step, out_shardings=((None, (by_rows, by_rows)), shardings)).lower(*placed).compile()
+        (_, (logprobs, entropy)), gradients = compiled(*placed)
+    (_, expected), expected_gradients = jax.jit(step)(*case)
+    for ours, theirs in zip((logprobs, entropy), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    sent = collectives(compiled.as_text())
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    assert sent  # the log-sum-exp of a split vocabulary, at least
+    # The largest thing that travels is the head, or its gradient; a chunk's logits would be larger.
+    chunk_logits = B // shards * CHUNK * V
+    assert chunk_logits > D * V
+    assert max(size for _, size in sent) <= D * V
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * B // shards * T * V // mesh.shape["tensor"]
+
+
+def test_a_vocabulary_of_32k_takes_a_tenth_of_the_memory_of_all_logits():
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in make_case(4, 512, 32, 32_768)]
+
+    def temporary_bytes(chunk_tokens):
+        compiled = jax.jit(partial(step, chunk_tokens=chunk_tokens)).lower(*shapes).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    whole, chunked = temporary_bytes(512), temporary_bytes(32)
+    assert whole > 4 * 512 * 32_768 * jnp.dtype(jnp.float32).itemsize
+    assert chunked <= whole / 10
