@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from agentrl_jax.controller.config import RolloutConfig
@@ -11,10 +12,11 @@ from agentrl_jax.controller.episode import EpisodeConfig
 from agentrl_jax.controller.group import AdmittedGroup
 from agentrl_jax.errors import NoProgressError
 from agentrl_jax.seeding import derive_seed
-from agentrl_jax.testing.engine import FakeEngine
+from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.testing.envs import EnvScript
 from agentrl_jax.testing.simulation import SHORT_EPISODES, Simulation
 from agentrl_jax.types import EpisodeEnd, Group, Task
+from tests.faults.invariants import check_invariants
 
 CONFIG = RolloutConfig(group_size=8, min_groups_per_batch=2, max_consecutive_failures=10)
 
@@ -178,3 +180,109 @@ async def test_grp_20_a_failing_env_stops_the_run_within_ten_groups(fault_at: in
         await run.run(100)
     assert len(run.groups) <= 10 + CONFIG.num_permits
     assert run.log.num_open == 0
+
+
+async def test_grp_03_a_member_that_ends_after_its_group_was_cancelled_changes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    # Slow groups are cancelled as stragglers; their sessions take 5 s to close, steps after their eviction.
+    def script(task: Task) -> EnvScript:
+        is_slow = task.env == "slow"
+        return EnvScript(step_s=50.0 if is_slow else 1.0, close_s=5.0 if is_slow else 0.0)
+
+    run = Simulation(
+        config=replace(CONFIG, group_size=2, min_groups_per_batch=3, max_staleness=1, stragglers="cancel"),
+        script=script,
+        weights={"fast": 2.0, "slow": 1.0},
+        engine=obedient(),
+    )
+    result = await run.run(20)
+    check_invariants(run, result)
+    evicted = [group for record in run.records for group in record.cancelled]
+    assert len(evicted) > 3
+    assert all(ends_of(group) == {EpisodeEnd.CANCELLED: 2} for group in evicted)
+    assert run.log.peak_open <= run.config.num_permits * 2  # as many come in as went out, never more
+
+
+async def test_grp_11_a_result_after_its_timeout_counts_once(autojump_clock: MockClock) -> None:
+    # The step takes 70 s and would then answer, but its deadline is 60 s.
+    numbers = iter(range(10**6))
+
+    def script(task: Task) -> EnvScript:
+        return EnvScript(step_s=70.0 if next(numbers) % 4 == 0 else 1.0)
+
+    run = Simulation(
+        config=CONFIG, script=script, engine=obedient(), episodes=replace(SHORT_EPISODES, env_deadline_s=60.0)
+    )
+    result = await run.run(3)
+    check_invariants(run, result)
+    for group in (group for record in run.records for group in record.groups):
+        assert ends_of(group) == {EpisodeEnd.COMPLETED: 6, EpisodeEnd.ENV_TIMEOUT: 2}
+        assert [t.reward for t in group.trajectories].count(1.0) == 6
+
+
+async def test_grp_13_agents_that_are_silent_end_the_run_within_their_deadlines(autojump_clock: MockClock) -> None:
+    run = Simulation(config=CONFIG, script=EnvScript(fault="hang", fault_at=1), engine=obedient())
+    with pytest.raises(NoProgressError, match="most often because of env_timeout"):
+        await run.run(1)
+    waves = -(-CONFIG.max_consecutive_failures // CONFIG.num_permits)
+    assert trio.current_time() <= waves * SHORT_EPISODES.env_deadline_s
+    check_invariants(run)
+
+
+async def test_grp_14_after_a_failed_engine_the_env_is_asked_for_no_reward(autojump_clock: MockClock) -> None:
+    run = Simulation(
+        config=replace(CONFIG, max_consecutive_failures=1), engine=obedient(fails=lambda session, sampling: True)
+    )
+    with pytest.raises(NoProgressError, match="engine_error"):
+        await run.run(1)
+    assert run.log.num_started > 0
+    assert run.log.num_steps == 0
+
+
+async def test_grp_16_a_turn_that_is_cut_off_is_no_completion(autojump_clock: MockClock) -> None:
+    run = Simulation(
+        config=replace(CONFIG, max_consecutive_failures=2),
+        engine=FakeEngine(script=lambda prompt, sampling: [5] * 6, token_latency=constant_latency(1.0)),
+    )
+    async with trio.open_nursery() as nursery:
+
+        async def cut() -> None:
+            await trio.sleep(3.5)  # in the middle of everybody's first turn
+            run.engine.die()
+
+        nursery.start_soon(cut)
+        with pytest.raises(NoProgressError, match="engine_error"):
+            await run.run(1)
+    ended = [t for group in run.groups for t in group.trajectories]
+    assert {(t.end, len(t.turns), t.reward) for t in ended} == {(EpisodeEnd.ENGINE_ERROR, 0, None)}
+
+
+def test_grp_21_every_task_carries_the_name_of_its_own_env() -> None:
+    run = Simulation(config=CONFIG, weights={"a": 1.0, "b": 1.0, "c": 1.0})
+    sampler = run.sampler()
+    drawn = [sampler.draw() for _ in range(24)]
+    assert [task.env for task in drawn[:6]] == [*"abc", *"abc"]
+    assert {task.env: task.seed for task in drawn if task.index == 0} == {
+        env: derive_seed(env, "train", 0) for env in "abc"
+    }
+
+
+async def test_grp_01_a_group_with_two_valid_members_of_eight_still_teaches(autojump_clock: MockClock) -> None:
+    class TwoLeft(Simulation):
+        async def run_one_group(self, admitted: AdmittedGroup) -> Group:
+            numbers = iter(range(8))
+
+            def script(task: Task) -> EnvScript:
+                number = next(numbers)
+                return EnvScript(rewards=(float(number % 2),), fault="none" if number < 2 else "error", fault_at=1)
+
+            self.script = script
+            return await super().run_one_group(admitted)
+
+    run = TwoLeft(config=CONFIG, engine=obedient())
+    result = await run.run(4)
+    check_invariants(run, result)
+    groups = [group for record in run.records for group in record.groups]
+    assert all(group.has_signal for group in groups)
+    assert all(ends_of(group) == {EpisodeEnd.COMPLETED: 2, EpisodeEnd.ENV_ERROR: 6} for group in groups)
