@@ -28,14 +28,12 @@ _SPARE_DIVISOR = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """Cross-policy sampling (AgentRL, arXiv 2510.04206): any turn may be sampled by an older policy.
-
-    lagging_prob: probability that the lagging policy samples a turn, in [0, 1). 0: there is no lagging engine.
-    lagging_period: the lagging policy gets every lagging_period-th version; 1: every one.
-    """
+    """Cross-policy sampling (AgentRL, arXiv 2510.04206): any turn may be sampled by an older policy."""
 
     lagging_prob: float = 0.25
+    """Probability that the lagging policy samples a turn, below 1; 0: there is no lagging engine"""
     lagging_period: int = _DEFAULT_PERIOD
+    """The lagging policy gets each so-many-th version; 1: every one"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lagging_prob < 1:

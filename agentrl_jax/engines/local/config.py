@@ -10,26 +10,22 @@ from agentrl_jax.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngineConfig:
-    """How many turns run at a time, how long a segment may be, and in which pieces the device works.
-
-    num_slots: turns that are sampled at the same time; each has its own part of the cache.
-    cache_tokens: longest segment, prompt and sampled ids together. Every decode step reads the whole cache, so on a
-      CPU a cache twice as long decodes half as fast: no longer than the longest episode.
-    prefill_shapes: (rows, tokens) of each compiled prefill. A long prompt is fed in chunks; every call takes the shape
-      that fits what is pending best.
-    decode_block: steps per decode call. A turn that ends within a block wastes the rest of it; a new turn waits for
-      the block to end.
-    banned_ids: ids that are never sampled (placeholders of other modalities). Log-probabilities are those of the
-      renormalised rest.
-    dtype: of weights, activations and cache. Softmax and log-probabilities are always float32.
-    """
+    """How many turns run at a time, how long a segment may be, and in which pieces the device works."""
 
     num_slots: int = 64
+    """Turns that are sampled at the same time; each has its own part of the cache"""
     cache_tokens: Derived[int] = 512
+    """Longest segment, prompt and sampled ids together. Every decode step reads the whole cache, so on a CPU a cache
+    twice as long decodes half as fast: no longer than the longest episode"""
     prefill_shapes: tuple[tuple[int, int], ...] = ((4, 32), (16, 32))
+    """(rows, tokens) of each compiled prefill. A long prompt is fed in chunks; every call takes the shape that fits
+    what is pending best"""
     decode_block: int = 4
+    """Steps of a decode call. A turn that ends within a block wastes the rest of it; a new turn waits for its end"""
     banned_ids: tuple[int, ...] = ()
+    """Ids that are never sampled (placeholders of other modalities); log-probabilities are those of the others"""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights, activations and cache. Softmax and log-probabilities are always float32"""
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
