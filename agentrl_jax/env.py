@@ -73,7 +73,8 @@ class StepResult:
     messages: exactly one tool message per call in call order, then any user message; a call-less turn is answered
       by user messages. May be empty only if the episode is over.
     end: None while the episode goes on; else why it ended: COMPLETED, or a policy-caused reason.
-    reward: of this step. One that is not finite raises EnvError: scoring failed, and the policy is not to blame.
+    reward: of this step alone; the episode's is the sum over its steps. One that is not finite raises EnvError:
+      scoring failed, and the policy is not to blame.
     """
 
     messages: tuple[Message, ...]

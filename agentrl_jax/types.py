@@ -220,6 +220,7 @@ class Turn:
       (for a segment's first turn, its whole prompt). Never trained.
     reward: the environment's reward for this turn (0 unless it gives intermediate rewards or ended here).
     num_calls, call_errors: tool calls that were parsed, and the reasons of those that could not be.
+    num_bare_calls: how many of num_calls came as JSON without tags (`tool_calls = lenient`).
     """
 
     context_ids: Ids
@@ -227,6 +228,7 @@ class Turn:
     reward: float = 0.0
     num_calls: int = 0
     call_errors: tuple[str, ...] = ()
+    num_bare_calls: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context_ids", _frozen(self.context_ids, np.int32, "context_ids"))
@@ -234,6 +236,8 @@ class Turn:
             raise RecordError(f"a turn's reward must be finite, got {self.reward}")
         if self.num_calls < 0:
             raise RecordError(f"num_calls must be >= 0, got {self.num_calls}")
+        if not 0 <= self.num_bare_calls <= self.num_calls:
+            raise RecordError(f"num_bare_calls must be in [0, {self.num_calls}], got {self.num_bare_calls}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -289,7 +293,8 @@ class Trajectory:
 
     reward: the environment's for `completed`, the penalty of the reason for other policy-caused ends, None for
       infrastructure ends.
-    env_reward: what the environment gave before any penalty (None if it never answered); success is judged by it.
+    env_reward: the sum of what the environment gave in its turns, before any penalty (None if it never answered);
+      success is judged by it.
     segments: () if the episode died before its first token.
     """
 

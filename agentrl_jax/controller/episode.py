@@ -4,15 +4,16 @@ render → choose engine → generate → parse → interact → append. Tokens 
 plus the environment's reply, so nothing that was sampled is ever rendered or tokenised again.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Protocol, TypeVar
 
 import numpy as np
 import trio
 
 from agentrl_jax.cli import Derived
+from agentrl_jax.controller.call_budget import answering_all, within_budget
 from agentrl_jax.controller.cancellation import CancelSwitch
 from agentrl_jax.controller.sessions import Session, SessionFactory
 from agentrl_jax.engines.protocol import Engine
@@ -24,6 +25,14 @@ from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Segme
 
 T = TypeVar("T")
 
+_COUNTS = (
+    "max_turns",
+    "max_new_tokens",
+    "max_context_tokens",
+    "max_sampled_tokens",
+    "max_calls_per_turn",
+    "max_calls",
+)
 _TIMES = (
     "wall_budget_s",
     "queue_deadline_s",
@@ -53,7 +62,11 @@ def single_engine(engine: Engine) -> EngineChooser:
 class EpisodeConfig:
     """The bounds of an episode, and what breaking them costs.
 
-    max_new_tokens: of one turn, clipped to what max_context_tokens (prompt, replies and samples) leaves.
+    max_new_tokens: of one turn, clipped to what max_context_tokens (prompt, replies and samples) and
+      max_sampled_tokens (samples alone) leave. A turn that is cut short ends the episode: as TURN_TRUNCATED, or as
+      CONTEXT_LIMIT if it had been clipped.
+    max_calls_per_turn, max_calls: tool calls that are carried out; others are answered by a notice. An episode that
+      has used up max_calls and goes on all the same ends as MAX_TURNS.
     penalty: the reward of every policy-caused end but COMPLETED; `penalties` overrides it by reason.
     wall_budget_s: the policy's time from the first prompt on; a slow reset is not its fault.
     queue_deadline_s: how long an episode waits for a place on an env worker before its start.
@@ -65,6 +78,9 @@ class EpisodeConfig:
     max_turns: Derived[int]
     max_new_tokens: int
     max_context_tokens: Derived[int]
+    max_sampled_tokens: int | None = None
+    max_calls_per_turn: int | None = None
+    max_calls: int | None = None
     temperature: Derived[float] = 0.8
     penalty: float = -0.2
     penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
@@ -76,9 +92,10 @@ class EpisodeConfig:
     close_deadline_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_new_tokens", "max_context_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in _COUNTS:
+            bound = getattr(self, name)
+            if bound is not None and bound < 1:
+                raise ConfigError(f"{name} must be at least 1, got {bound}")
         for name in _TIMES:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
@@ -87,7 +104,7 @@ class EpisodeConfig:
         for end, penalty in {**self.penalties, EpisodeEnd.MAX_TURNS: self.penalty}.items():
             if end.is_infrastructure or end is EpisodeEnd.COMPLETED:
                 raise ConfigError(f"{end.value} cannot have a penalty: the policy did not do anything wrong")
-            if not isfinite(penalty):
+            if not math.isfinite(penalty):
                 raise ConfigError(f"the penalty of {end.value} must be finite, got {penalty}")
 
     def reward(self, end: EpisodeEnd, env_reward: float | None) -> float | None:
@@ -133,6 +150,8 @@ class _Episode:
         self.engines: dict[str, Engine] = {}
         self.env_reward: float | None = None
         self.env_s = self.engine_s = 0.0
+        self.sampled_tokens_left = _bound(self.config.max_sampled_tokens)
+        self.calls_left = _bound(self.config.max_calls)
 
     @property
     def episode_id(self) -> str:
@@ -168,7 +187,7 @@ class _Episode:
             await self._reserve(session)
             messages = await self._call_env(session.start, self.config.reset_deadline_s, "reset")
             with trio.move_on_after(self.config.wall_budget_s):
-                return await self._take_turns(session, messages), ""
+                return await self._take_turns(session, messages)
         except EnvTimeout as error:
             return EpisodeEnd.ENV_TIMEOUT, str(error)
         except EnvError as error:
@@ -177,22 +196,27 @@ class _Episode:
             return EpisodeEnd.ENGINE_ERROR, str(error)
         return EpisodeEnd.WALL_TIMEOUT, f"took longer than its {self.config.wall_budget_s} s"
 
-    async def _take_turns(self, session: Session, messages: tuple[Message, ...]) -> EpisodeEnd:
+    async def _take_turns(self, session: Session, messages: tuple[Message, ...]) -> tuple[EpisodeEnd, str]:
         context = self.setup.renderer.prompt(messages, self.setup.tools)
         while True:
             room = self.config.max_context_tokens - len(self.ids) - len(context)
             if room < 1:
-                return EpisodeEnd.CONTEXT_LIMIT
-            completion = await self._generate(context, min(room, self.config.max_new_tokens))
+                return EpisodeEnd.CONTEXT_LIMIT, ""
+            if self.sampled_tokens_left < 1:
+                return EpisodeEnd.CONTEXT_LIMIT, f"sampled all its {self.config.max_sampled_tokens} tokens"
+            bound = int(min(room, self.sampled_tokens_left, self.config.max_new_tokens))
+            completion = await self._generate(context, bound)
             if completion.finish_reason == "length":
                 self._append(Turn(context_ids=context, completion=completion))
-                is_clipped = room < self.config.max_new_tokens
-                return EpisodeEnd.CONTEXT_LIMIT if is_clipped else EpisodeEnd.TURN_TRUNCATED
+                is_clipped = bound < self.config.max_new_tokens
+                return (EpisodeEnd.CONTEXT_LIMIT if is_clipped else EpisodeEnd.TURN_TRUNCATED), ""
             result = await self._interact(session, context, completion)
             if result.end is not None:
-                return result.end
+                return result.end, ""
             if len(self.turns) >= self.config.max_turns:
-                return EpisodeEnd.MAX_TURNS
+                return EpisodeEnd.MAX_TURNS, ""
+            if self.calls_left < 1:
+                return EpisodeEnd.MAX_TURNS, f"used up its {self.config.max_calls} tool calls"
             context = self.setup.renderer.reply(result.messages)
 
     async def _generate(self, context: Ids, max_new_tokens: int) -> Completion:
@@ -215,21 +239,35 @@ class _Episode:
         raise EngineError(f"{engine.name}: turn {turn} took longer than {self.config.engine_deadline_s} s")
 
     async def _interact(self, session: Session, context: Ids, completion: Completion) -> StepResult:
-        action = self.setup.renderer.parse(completion.ids)
-        turn = Turn(context_ids=context, completion=completion, num_calls=len(action.calls), call_errors=action.errors)
+        asked = self.setup.renderer.parse(completion.ids)
+        turn = Turn(
+            context_ids=context,
+            completion=completion,
+            num_calls=len(asked.calls),
+            call_errors=asked.errors,
+            num_bare_calls=asked.num_bare_calls,
+        )
         self._append(turn)  # before the env answers: should it fail, the record still shows what it was asked
+        action = within_budget(asked, min(self.calls_left, _bound(self.config.max_calls_per_turn)))
+        self.calls_left -= len(action.calls)
         result = await self._call_env(lambda: session.interact(action), self.config.env_deadline_s, "step")
-        if not isfinite(result.reward):
-            raise EnvError(f"{self.task.key}: a reward must be finite, got {result.reward}")
+        self.env_reward = self._checked_reward(result)
+        self.turns[-1] = replace(turn, reward=result.reward)
+        return answering_all(result, num_executed=len(action.calls), num_calls=len(asked.calls))
+
+    def _checked_reward(self, result: StepResult) -> float:
+        """The sum of the rewards so far. Raises EnvError for an answer that is none."""
+        total = (self.env_reward or 0.0) + result.reward
+        if not (math.isfinite(result.reward) and math.isfinite(total)):
+            raise EnvError(f"{self.task.key}: rewards and their sum must be finite, got {result.reward} and {total}")
         if result.end is None and not result.messages:
             raise EnvError(f"{self.task.key}: a step that does not end the episode must answer, got no messages")
-        self.env_reward = (self.env_reward or 0.0) + result.reward
-        self.turns[-1] = replace(turn, reward=result.reward)
-        return result
+        return total
 
     def _append(self, turn: Turn) -> None:
         self.turns.append(turn)
         self.ids = np.concatenate([self.ids, turn.context_ids, turn.completion.ids])
+        self.sampled_tokens_left -= len(turn.completion.ids)
 
     async def _reserve(self, session: Session) -> None:
         with trio.move_on_after(self.config.queue_deadline_s):
@@ -261,3 +299,7 @@ class _Episode:
 
     def _ending(self, engine: Engine) -> Callable[[], Awaitable[None]]:
         return lambda: engine.end_session(self.episode_id)
+
+
+def _bound(limit: int | None) -> float:
+    return math.inf if limit is None else limit
