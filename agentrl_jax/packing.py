@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from agentrl_jax.algo.advantages import AdvantageConfig, Advantages, compute_advantages
 from agentrl_jax.algo.bins import Placement, first_fit_decreasing
-from agentrl_jax.algo.grouping import Indices
+from agentrl_jax.algo.grouping import Indices, sum_by
 from agentrl_jax.algo.outcomes import Outcomes, outcomes_of
+from agentrl_jax.algo.turn_credit import turn_numbers
 from agentrl_jax.batch import TokenBatch, Totals
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.types import Bools, Group, Ids, Segment, Trajectory
@@ -104,22 +105,25 @@ def build_batch(
     scores = compute_advantages(outcomes, advantages)
     owners, segments = _taught_segments(trajectories, teaches, packing)
     lengths = np.array([len(segment.ids) for segment in segments], np.int64)
-    owner = np.repeat(np.array(owners, np.int64), lengths)
+    turns, turn_lengths = _taught_turns(trajectories, teaches)
     loss_mask = _concatenate([segment.loss_mask for segment in segments], np.bool_)
     versions = _concatenate([segment.versions for segment in segments], np.int32)
     lag = np.where(loss_mask, learner_version - versions, 0)
     if lag.size and lag.min() < 0:
         raise RecordError(f"tokens of version {learner_version - lag.min()} reached a learner at {learner_version}")
-    turn = _turn_of_tokens(trajectories, teaches)
+    num_loss_tokens = sum_by(turn_numbers(outcomes.num_turns)[0], outcomes.turn_loss_tokens, len(trajectories))
+    takes_part, tasks, sequence_tokens = (
+        np.repeat(values[owners], lengths) for values in (scores.takes_part, outcomes.task_ids, num_loss_tokens)
+    )
     columns = {
         "ids": _concatenate([segment.ids for segment in segments], np.int32),
         "loss_mask": loss_mask,
-        "has_signal": loss_mask & scores.takes_part[owner],
+        "has_signal": loss_mask & takes_part,
         "behavior_logprobs": _concatenate([segment.behavior_logprobs for segment in segments], np.float32),
-        "advantages": np.where(loss_mask, scores.advantages[turn], 0.0),
+        "advantages": np.where(loss_mask, np.repeat(scores.advantages[turns].astype(np.float32), turn_lengths), 0),
         "version_lag": lag,
-        "task_ids": outcomes.task_ids[owner],
-        "sequence_tokens": np.where(loss_mask, np.bincount(owner[loss_mask], minlength=len(trajectories))[owner], 0),
+        "task_ids": tasks,
+        "sequence_tokens": np.where(loss_mask, sequence_tokens, 0),
     }
     stats = _stats(trajectories, teaches, outcomes, scores, columns)
     batch = _packed(lengths, columns, packing, names, stats)
@@ -253,18 +257,18 @@ def _stats(
     return {name: float(value) for name, value in counts.items()}
 
 
-def _turn_of_tokens(trajectories: Sequence[Trajectory], teaches: Sequence[bool]) -> Indices:
-    """int64 [T]: which turn, of all turns of all trajectories, each token of the episodes that teach belongs to."""
-    does = np.repeat(np.array(teaches, np.bool_), np.array([len(t.turns) for t in trajectories], np.int64))
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    lengths = [len(turn.context_ids) + len(turn.completion.ids) for turn in turns]
-    return np.repeat(np.flatnonzero(does), np.array(lengths, np.int64)[does])
+def _taught_turns(trajectories: Sequence[Trajectory], teaches: Sequence[bool]) -> tuple[Indices, Indices]:
+    """(turn [S], tokens [S]) of the episodes that teach: its number among the turns of all episodes, and its length."""
+    turns = [trajectory.turns for trajectory in trajectories]
+    does = np.repeat(np.array(teaches, np.bool_), np.array([len(played) for played in turns], np.int64))
+    lengths = [len(turn.context_ids) + len(turn.completion.ids) for played in turns for turn in played]
+    return np.flatnonzero(does), np.array(lengths, np.int64)[does]
 
 
 def _taught_segments(
     trajectories: Sequence[Trajectory], teaches: Sequence[bool], packing: PackingConfig
-) -> tuple[list[int], list[Segment]]:
-    """Segments of the episodes that teach, and the trajectory that each belongs to."""
+) -> tuple[Indices, list[Segment]]:
+    """The trajectory that each segment of the episodes that teach belongs to, and the segments."""
     owners: list[int] = []
     segments: list[Segment] = []
     for number, (trajectory, does) in enumerate(zip(trajectories, teaches, strict=True)):
@@ -272,7 +276,7 @@ def _taught_segments(
             _check_fits(len(segment.ids), f"episode {trajectory.episode_id} of {trajectory.task.key}", packing)
             owners.append(number)
             segments.append(segment)
-    return owners, segments
+    return np.array(owners, np.int64), segments
 
 
 def _counted(lengths: Indices) -> Indices:
@@ -329,9 +333,11 @@ def _totals(columns: Mapping[str, npt.NDArray[Any]], num_tokens: int) -> Totals:
     nothing = np.zeros(num_tokens, np.int32)
     loss_mask = columns.get("loss_mask", nothing).astype(np.bool_)
     signal = loss_mask & columns.get("has_signal", nothing).astype(np.bool_)
-    share = 1.0 / np.maximum(columns.get("sequence_tokens", nothing), 1)  # a trajectory's tokens add up to one
-    counts = loss_mask.sum(), signal.sum(), share[loss_mask].sum(), share[signal].sum()
-    return Totals(*(np.float32(count) for count in counts))
+    sequence_tokens = columns.get("sequence_tokens", nothing)
+    counts = [np.count_nonzero(mask) for mask in (loss_mask, signal)]
+    # The tokens of one trajectory add up to one.
+    shares = [(1.0 / np.maximum(sequence_tokens[mask], 1)).sum() for mask in (loss_mask, signal)]
+    return Totals(*(np.float32(count) for count in (*counts, *shares)))
 
 
 def _concatenate(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
