@@ -48,6 +48,7 @@ class TaskMetrics:
     num_turns: int = 0
     num_lagging_turns: int = 0
     num_calls: int = 0
+    num_bare_calls: int = 0  # of num_calls, those that came without tags
     num_call_errors: int = 0
     num_tokens: int = 0
     num_loss_tokens: int = 0
@@ -131,6 +132,7 @@ class TaskMetrics:
             "episode_loss_tokens": _ratio(self.num_loss_tokens, self.num_episodes),
             "episode_turns": _ratio(self.num_turns, self.num_episodes),
             "lagging_turn_frac": _ratio(self.num_lagging_turns, self.num_turns),
+            "bare_call_frac": _ratio(self.num_bare_calls, self.num_calls),
             "call_error_frac": _ratio(self.num_call_errors, self.num_calls + self.num_call_errors),
         }
         ends = {f"end_{end.value}_frac": _ratio(self.ends.get(end, 0), self.num_episodes) for end in EpisodeEnd}
@@ -210,6 +212,7 @@ def _of_group(group: Group) -> TaskMetrics:
         num_turns=len(turns),
         num_lagging_turns=sum(turn.completion.pool == "lagging" for turn in turns),
         num_calls=sum(turn.num_calls for turn in turns),
+        num_bare_calls=sum(turn.num_bare_calls for turn in turns),
         num_call_errors=sum(len(turn.call_errors) for turn in turns),
         num_tokens=sum(member.num_tokens for member in members),
         num_loss_tokens=sum(member.num_loss_tokens for member in members),

@@ -1,6 +1,7 @@
 """What groups say about their tasks, counted by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +117,15 @@ def test_shares_and_counts_agree_whatever_the_groups(rewards: list[list[float | 
     assert metrics.num_successes <= metrics.num_valid <= metrics.num_episodes
     for name, value in metrics.rates().items():
         assert math.isnan(value) or name in ("reward_mean", "best_of_n_reward") or value >= 0
+
+
+def test_calls_without_tags_and_calls_that_could_not_be_read_are_counted_apart() -> None:
+    calls = [(2, 1, ()), (2, 0, ("no such tool",))]
+    turns = [
+        replace(make_turn(), num_calls=num, num_bare_calls=bare, call_errors=errors) for num, bare, errors in calls
+    ]
+    figures = task_metrics([make_group([1.0], segments=[[make_segment(*turns)]])])["search"].rates()
+    assert (figures["bare_call_frac"], figures["call_error_frac"]) == (1 / 4, 1 / 5)
 
 
 def test_micro_average_weighs_episodes_and_macro_average_weighs_tasks() -> None:
