@@ -218,6 +218,8 @@ def test_a_turns_reward_is_finite_and_its_calls_are_counted_from_zero() -> None:
         Turn(context_ids=np.array([1], np.int32), completion=make_completion(), reward=float("inf"))
     with pytest.raises(RecordError, match="num_calls must be >= 0, got -1"):
         Turn(context_ids=np.array([1], np.int32), completion=make_completion(), num_calls=-1)
+    with pytest.raises(RecordError, match=r"num_bare_calls must be in \[0, 1\], got 2"):
+        Turn(context_ids=np.array([1], np.int32), completion=make_completion(), num_calls=1, num_bare_calls=2)
 
 
 def test_a_plan_has_a_shape_exactly_if_it_trains() -> None:

@@ -100,6 +100,7 @@ def _turn_to_json(turn: Turn) -> list[Any]:
         float(turn.reward),
         turn.num_calls,
         turn.call_errors,
+        turn.num_bare_calls,
     ]
 
 
@@ -115,7 +116,7 @@ def _turns(values: Sequence[Sequence[Any]], data: bytes, start: int) -> Iterator
     if start != len(data):
         raise ValueError(f"the vectors should end at byte {start}")
     at_context = at = 0
-    for num_context, num_ids, spans, finish_reason, engine, pool, cached, reward, num_calls, errors in values:
+    for num_context, num_ids, spans, finish_reason, engine, pool, cached, reward, num_calls, errors, bare in values:
         part = slice(at, at + num_ids)
         completion = Completion(
             ids=ids[part],
@@ -133,6 +134,7 @@ def _turns(values: Sequence[Sequence[Any]], data: bytes, start: int) -> Iterator
             reward=reward,
             num_calls=num_calls,
             call_errors=tuple(errors),
+            num_bare_calls=bare,
         )
         at_context, at = at_context + num_context, at + num_ids
 

@@ -28,6 +28,7 @@ def turns(draw: st.DrawFn, *, is_first: bool) -> Turn:
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4))
     cut = draw(st.integers(1, len(ids)))
     spans = [(draw(st.integers(0, 2**31 - 1)), 0, cut), (draw(st.integers(0, 9)), cut, len(ids))]
+    num_calls = draw(st.integers(0, 3))
     logprobs = draw(st.lists(st.floats(-1024, 0, width=32), min_size=len(ids), max_size=len(ids)))
     return Turn(
         context_ids=np.array(draw(st.lists(st.integers(0, 9), min_size=is_first, max_size=3)), np.int32),
@@ -42,8 +43,9 @@ def turns(draw: st.DrawFn, *, is_first: bool) -> Turn:
             cached_tokens=draw(st.integers(0, 99)),
         ),
         reward=draw(FINITE),
-        num_calls=draw(st.integers(0, 3)),
+        num_calls=num_calls,
         call_errors=tuple(draw(st.lists(TEXT, max_size=2))),
+        num_bare_calls=draw(st.integers(0, num_calls)),
     )
 
 
