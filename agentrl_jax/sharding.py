@@ -6,9 +6,9 @@ a launcher can refuse a wrong `--mesh` before it touches a device.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_jax.errors import ConfigError
 
@@ -202,3 +202,29 @@ def constrain(array: _ArrayT, *axes: str | None) -> _ArrayT:
     spec = partition(axes, array.shape, mesh.shape)
     result: _ArrayT = jax.lax.with_sharding_constraint(array, spec)  # type: ignore[no-untyped-call]
     return result
+
+
+def on_own_rows(function: Callable[..., Any], *by_rows: Any, shared: Any) -> Any:
+    """`function(*by_rows, shared)`, each device on its own rows; just that outside `jax.set_mesh`.
+
+    by_rows: arrays, and the results of `function`, whose leading axis is rows. shared: an array that all rows read. Its
+    gradients are added up over the devices once, after `function`: left to the compiler, in every turn of a loop.
+    """
+    import jax
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(*by_rows, shared)
+    rows = tuple(
+        name for name in partition(("rows",), by_rows[0].shape[:1], mesh.shape)[0] or () if mesh.shape[name] > 1
+    )
+    if not rows:
+        return function(*by_rows, shared)
+
+    def run(*arguments: Any) -> Any:
+        *own, common = arguments
+        return function(*own, jax.lax.pcast(common, rows, to="varying"))
+
+    split, whole = jax.sharding.PartitionSpec(rows), jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]
+    specs = (*[split] * len(by_rows), whole)
+    return jax.shard_map(run, in_specs=specs, out_specs=split, axis_names=set(rows))(*by_rows, shared)

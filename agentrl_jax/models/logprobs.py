@@ -1,5 +1,6 @@
 """The head of the model: log-probabilities of given tokens, without ever holding [B, T, V] logits."""
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from agentrl_jax.models.layers import ban
-from agentrl_jax.sharding import constrain
+from agentrl_jax.sharding import constrain, on_own_rows
 
 _Pair: TypeAlias = tuple[Float[Array, "B C"], Float[Array, "B C"]]
 
@@ -36,27 +37,41 @@ def token_logprobs(
     banned_ids: ids that are never sampled: as in the engine, the others' probabilities add up to 1. A token that is
       one of them has -inf: none that was sampled.
     """
-    batch, length, width = hidden.shape
     # The last column predicts nothing; its target is a dummy that is masked below.
     targets = jnp.roll(ids, -1, axis=1)
     # One gather of a head split over fsdp, ahead of the chunks, instead of one in each.
     head = constrain(head.astype(hidden.dtype), None, "head_vocab")
-    if length <= chunk_tokens:
-        logprobs, entropy = _chunk(hidden, targets, head, temperature, banned_ids)
-    else:
-        num_chunks = -(-length // chunk_tokens)
-        padding = num_chunks * chunk_tokens - length
-        chunks = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch, num_chunks, chunk_tokens, width)
-        targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, num_chunks, chunk_tokens)
-
-        @jax.checkpoint
-        def body(pair: tuple[Any, Any]) -> _Pair:
-            return _chunk(*pair, head, temperature, banned_ids)
-
-        stacked = jax.lax.map(body, (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(targets, 1, 0)))
-        logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in stacked)
+    score = partial(_score, temperature=temperature, chunk_tokens=chunk_tokens, banned_ids=banned_ids)
+    logprobs, entropy = on_own_rows(score, hidden, targets, shared=head)
     is_predicted = (segment_ids > 0) & (positions > 0)
     return _aligned(logprobs, is_predicted), _aligned(entropy, is_predicted)
+
+
+def _score(
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    head: Float[Array, "D V"],
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    banned_ids: tuple[int, ...],
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probability of the target and entropy at every column, in chunks of columns."""
+    batch, length, width = hidden.shape
+    if length <= chunk_tokens:
+        return _chunk(hidden, targets, head, temperature, banned_ids)
+    num_chunks = -(-length // chunk_tokens)
+    padding = num_chunks * chunk_tokens - length
+    chunks = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch, num_chunks, chunk_tokens, width)
+    targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, num_chunks, chunk_tokens)
+
+    @jax.checkpoint
+    def body(pair: tuple[Any, Any]) -> _Pair:
+        return _chunk(*pair, head, temperature, banned_ids)
+
+    logprobs, entropy = jax.lax.map(body, (jnp.moveaxis(chunks, 1, 0), jnp.moveaxis(targets, 1, 0)))
+    logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in (logprobs, entropy))
+    return logprobs, entropy
 
 
 def _chunk(
