@@ -16,6 +16,7 @@ from agentrl_jax.cli import Derived
 from agentrl_jax.controller.call_budget import answering_all, within_budget
 from agentrl_jax.controller.cancellation import CancelSwitch
 from agentrl_jax.controller.sessions import Session, SessionFactory
+from agentrl_jax.controller.telemetry import CallName, CallTime, ObserveEpisode
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.env import Message, StepResult, Tool
 from agentrl_jax.errors import ConfigError, EngineError, EnvError, EnvTimeout
@@ -118,7 +119,10 @@ class EpisodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSetup:
-    """What all episodes of one environment share. `clock` only measures; deadlines are trio's."""
+    """What all episodes of one environment share. `clock` only measures; deadlines are trio's.
+
+    observe: told of each episode that has ended, and of its calls.
+    """
 
     sessions: SessionFactory
     tools: tuple[Tool, ...]
@@ -127,6 +131,7 @@ class EpisodeSetup:
     config: EpisodeConfig
     run_seed: int
     clock: Callable[[], float] = trio.current_time
+    observe: ObserveEpisode | None = None
 
 
 async def run_episode(
@@ -150,6 +155,7 @@ class _Episode:
         self.engines: dict[str, Engine] = {}
         self.env_reward: float | None = None
         self.env_s = self.engine_s = 0.0
+        self.calls: list[CallTime] = []
         self.sampled_tokens_left = _bound(self.config.max_sampled_tokens)
         self.calls_left = _bound(self.config.max_calls)
 
@@ -167,7 +173,7 @@ class _Episode:
             wall_s = self.setup.clock() - begun
         finally:
             error = "; ".join(filter(None, [error, *await self._close(session)]))
-        return Trajectory(
+        trajectory = Trajectory(
             task=self.task,
             group_id=self.group_id,
             member=self.member,
@@ -180,6 +186,9 @@ class _Episode:
             engine_s=self.engine_s,
             error=error,
         )
+        if self.setup.observe is not None:
+            self.setup.observe(trajectory, self.calls)
+        return trajectory
 
     async def _play(self, session: Session) -> tuple[EpisodeEnd, str]:
         """The only place where a failure becomes an end."""
@@ -235,7 +244,7 @@ class _Episode:
                 prompt = np.concatenate([self.ids, context])
                 return await engine.generate(prompt, sampling, session=self.episode_id)
         finally:
-            self.engine_s += self.setup.clock() - begun
+            self.engine_s += self._elapsed("generate", turn, begun, engine.name)
         raise EngineError(f"{engine.name}: turn {turn} took longer than {self.config.engine_deadline_s} s")
 
     async def _interact(self, session: Session, context: Ids, completion: Completion) -> StepResult:
@@ -274,14 +283,20 @@ class _Episode:
             return await session.reserve()
         raise EnvError(f"{self.task.key}: no env worker had a place for it within {self.config.queue_deadline_s} s")
 
-    async def _call_env(self, call: Callable[[], Awaitable[T]], deadline_s: float, what: str) -> T:
+    async def _call_env(self, call: Callable[[], Awaitable[T]], deadline_s: float, what: CallName) -> T:
         begun = self.setup.clock()
         try:
             with trio.move_on_after(deadline_s):
                 return await call()
         finally:
-            self.env_s += self.setup.clock() - begun
+            self.env_s += self._elapsed(what, len(self.turns) - 1, begun)
         raise EnvTimeout(f"{self.task.key}: {what} took longer than its deadline of {deadline_s} s")
+
+    def _elapsed(self, what: CallName, turn: int, begun: float, engine: str = "") -> float:
+        ended = self.setup.clock()
+        if self.setup.observe is not None:
+            self.calls.append(CallTime(what, turn, begun, ended, engine))
+        return ended - begun
 
     async def _close(self, session: Session) -> list[str]:
         """Release everything even while being cancelled; return what went wrong, which changes no end."""
