@@ -162,7 +162,8 @@ class _Hosted:
                 self.touch()
                 request = await self._receiver.receive()
             if self._idle.cancelled_caught:
-                self.fate = SessionExpired(f"{self._name}: nobody used it for {self._config.idle_expiry_s} s")
+                idle_s = self._config.idle_expiry_s
+                self.fate = SessionExpired(f"{self._name}: session_expired: nobody used it for {idle_s} s")
                 return
             await request()
 
