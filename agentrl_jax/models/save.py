@@ -34,6 +34,8 @@ COMPANION_FILES = (
 )
 """What a checkpoint folder may hold besides weights and config.json."""
 
+# Stated, because a reader that finds nothing takes the family's own ids.
+_NO_TOKEN_IDS = dict.fromkeys(TOKEN_IDS)
 _SAFETENSORS_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -70,7 +72,7 @@ def save_pretrained(
     folder.mkdir(parents=True, exist_ok=True)
     token_ids = _copy_companions(source, folder) if source is not None else {}
     _write_weights(params, config, folder, dtype, max_file_bytes)
-    _write_json(folder / "config.json", to_hf_config(config, dtype=dtype) | token_ids)
+    _write_json(folder / "config.json", to_hf_config(config, dtype=dtype) | _NO_TOKEN_IDS | token_ids)
 
 
 def _copy_companions(source: Path, folder: Path) -> dict[str, Any]:
