@@ -6,14 +6,14 @@ Exit code 0: every reply of the environment is identical to the recorded one; 1:
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.controller.episode_replay import Closing, ReplayedTurn, replay
+from agentrl_jax.controller.episode_replay import CallBudget, Closing, ReplayedTurn, replay
 from agentrl_jax.episode_log import RecordedEpisode, read_episode
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _replay(config: ReplayConfig, episode: RecordedEpisode, say: Callable[[str], None]) -> int:
-    settings = _settings(config)
+    settings, budget = _settings(config)
     families = {family.name: family for family in make_families(settings)}
     task = episode.task
     if task.env not in families:
@@ -58,7 +58,7 @@ def _replay(config: ReplayConfig, episode: RecordedEpisode, say: Callable[[str],
     renderer = TemplateRenderer(tokenizer, tools=family.tools)
     say(f"{episode.episode_id}  {task.key}  step {episode.step}  {len(episode.turns)} turns  {_outcome(episode)}")
     divergence, number = "", 0
-    for part in replay(episode, family.make, renderer, family.tools):
+    for part in replay(episode, family.make, renderer, family.tools, budget):
         for line in _closing_lines(part) if isinstance(part, Closing) else _turn_lines(part, tokenizer):
             say(line)
         divergence = part.divergence
@@ -68,18 +68,20 @@ def _replay(config: ReplayConfig, episode: RecordedEpisode, say: Callable[[str],
     return 1 if divergence else 0
 
 
-def _settings(config: ReplayConfig) -> TrainConfig:
-    """What decides the tasks of the run; whatever else its config.json says may be of another version."""
+def _settings(config: ReplayConfig) -> tuple[TrainConfig, CallBudget]:
+    """What decides the tasks and the env's calls; what else the run's config.json says may be of another version."""
     path = config.run_dir / "config.json"
     if not path.is_file():
         raise ConfigError(f"{config.run_dir} has no config.json; expected the run directory of a training run")
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wanted = {name: saved[name] for name in ("tasks", "level", "seed", "data")}
+        limits = {field.name: saved["episode"].get(field.name) for field in fields(CallBudget)}
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{path} is not the settings of a training run: {error!r}") from error
     data = config.data or (None if wanted["data"] is None else Path(wanted["data"]))
-    return replace(TrainConfig(), tasks=wanted["tasks"], level=wanted["level"], seed=wanted["seed"], data=data)
+    settings = replace(TrainConfig(), tasks=wanted["tasks"], level=wanted["level"], seed=wanted["seed"], data=data)
+    return settings, CallBudget(**limits)
 
 
 def _outcome(episode: RecordedEpisode) -> str:

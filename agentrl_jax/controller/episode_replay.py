@@ -4,11 +4,13 @@ The sampled ids are the recorded ones, so only the environment, the template and
 compared, not texts: what the policy saw were ids. No trio, no engine.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl_jax.controller.call_budget import answering_all, within_budget
 from agentrl_jax.controller.guarded_env import EnvFactory, GuardedEnv
 from agentrl_jax.env import Action, Message, StepResult, Tool
 from agentrl_jax.episode_log import RecordedEpisode, RecordedTurn
@@ -17,13 +19,21 @@ from agentrl_jax.rendering.protocol import Renderer
 from agentrl_jax.types import EpisodeEnd, Ids
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBudget:
+    """See `EpisodeConfig`: calls beyond it are answered by a notice, and the env never sees them."""
+
+    max_calls_per_turn: int | None = None
+    max_calls: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedTurn:
     """One turn, played again as far as it goes.
 
     number: from 1. context: the ids before it, as they are now. action: the recorded ids, parsed now (None if they
-    never reached the environment). result: what the env answers now. divergence: what differs from the record, "" if
-    nothing does; the turn after it would be played in another world, so it is the last.
+    never reached the environment). result: what the policy is answered now. divergence: what differs from the record,
+    "" if nothing does; the turn after it would be played in another world, so it is the last.
     """
 
     number: int
@@ -43,26 +53,53 @@ class Closing:
 
 
 def replay(
-    episode: RecordedEpisode, make_env: EnvFactory, renderer: Renderer, tools: Sequence[Tool]
+    episode: RecordedEpisode,
+    make_env: EnvFactory,
+    renderer: Renderer,
+    tools: Sequence[Tool],
+    budget: CallBudget | None = None,
 ) -> Iterator[ReplayedTurn | Closing]:
     """Yield each turn as it is played, then a `Closing`; stop early at the first turn that diverges.
 
-    The renderer, the tools and the env must be made as the run made them. An env error where none is recorded is a
+    The renderer, the tools, the env and the budget must be the run's. An env error where none is recorded is a
     divergence; the recorded one is reproduced or noted.
     """
-    env = GuardedEnv(make_env, episode.task)
+    env = _BudgetedEnv(GuardedEnv(make_env, episode.task), budget or CallBudget())
     try:
         yield from _play(episode, env, renderer, tools)
     finally:
         env.close()
 
 
+class _BudgetedEnv:
+    """An env that is asked for no more calls than an episode may make."""
+
+    def __init__(self, env: GuardedEnv, budget: CallBudget) -> None:
+        self._env = env
+        self._per_turn = _bound(budget.max_calls_per_turn)
+        self._left = _bound(budget.max_calls)
+        self.close = env.close
+
+    def start(self) -> tuple[Message, ...]:
+        self._env.make()
+        return self._env.reset()
+
+    def step(self, action: Action) -> StepResult:
+        executed = within_budget(action, min(self._left, self._per_turn))
+        self._left -= len(executed.calls)
+        result = self._env.step(executed)
+        return answering_all(result, num_executed=len(executed.calls), num_calls=len(action.calls))
+
+
+def _bound(limit: int | None) -> float:
+    return math.inf if limit is None else limit
+
+
 def _play(
-    episode: RecordedEpisode, env: GuardedEnv, renderer: Renderer, tools: Sequence[Tool]
+    episode: RecordedEpisode, env: _BudgetedEnv, renderer: Renderer, tools: Sequence[Tool]
 ) -> Iterator[ReplayedTurn | Closing]:
     try:
-        env.make()
-        messages: tuple[Message, ...] = env.reset()
+        messages = env.start()
     except EnvError as error:
         yield _failed(episode, error, at_end=not episode.turns)
         return

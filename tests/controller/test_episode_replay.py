@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, run_episode, single_engine
-from agentrl_jax.controller.episode_replay import Closing, ReplayedTurn, replay
-from agentrl_jax.env import Action, Message, StepResult
+from agentrl_jax.controller.episode_replay import CallBudget, Closing, ReplayedTurn, replay
+from agentrl_jax.env import Action, Message, StepResult, ToolCall
 from agentrl_jax.episode_log import RecordedEpisode, read_episode
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.runlog import RunLog, ids_as_text, ids_from_text, to_json
@@ -52,10 +52,10 @@ def recorded(trajectory: Trajectory, folder: Path) -> RecordedEpisode:
 
 
 def played_again(
-    episode: RecordedEpisode, make: Callable[[Task], ScriptedEnv] | EnvScript
+    episode: RecordedEpisode, make: Callable[[Task], ScriptedEnv] | EnvScript, budget: CallBudget | None = None
 ) -> tuple[list[ReplayedTurn], Closing | None]:
     make_env = make if callable(make) else lambda task: ScriptedEnv(task=task, script=make)
-    parts = list(replay(episode, make_env, FakeRenderer(), ()))
+    parts = list(replay(episode, make_env, FakeRenderer(), (), budget))
     closing = parts.pop() if isinstance(parts[-1], Closing) else None
     return [part for part in parts if isinstance(part, ReplayedTurn)], closing
 
@@ -132,6 +132,21 @@ def test_a_failure_is_reproduced_or_a_divergence(fault_at: int, tmp_path: Path) 
     _, closing = played_again(whole, broken)
     assert closing is not None
     assert "the environment fails" in closing.divergence
+
+
+def test_calls_beyond_the_budget_are_answered_as_they_were(tmp_path: Path) -> None:
+    calls = tuple(ToolCall(name=name, arguments={}) for name in "abc")
+    said = FakeRenderer().spell(Message(role="assistant", tool_calls=calls))
+    config = replace(CONFIG, max_new_tokens=64, max_calls_per_turn=2, max_calls=5)
+    episode = recorded(played(config=config, says=said.tolist()), tmp_path)
+    assert len(episode.turns) == 3
+    turns, closing = played_again(episode, THREE_TURNS, CallBudget(max_calls_per_turn=2, max_calls=5))
+    assert [turn.divergence for turn in turns] == [""] * 3
+    assert closing == Closing()
+    turns, _ = played_again(episode, THREE_TURNS, CallBudget(max_calls_per_turn=2))
+    assert [bool(turn.divergence) for turn in turns] == [False, False, False]  # the third turn's notice was never seen
+    turns, _ = played_again(episode, THREE_TURNS)
+    assert [bool(turn.divergence) for turn in turns] == [False, True]
 
 
 def test_a_truncated_turn_never_reaches_the_environment(tmp_path: Path) -> None:
