@@ -141,36 +141,3 @@ def test_con_12_a_weight_below_one_group_a_batch_is_kept_in_the_long_run(size: i
     envs = [Counter(group.task.env for group in record.groups) for record in run.records]
     assert sum(env["b"] for env in envs) == 4
     assert max(env["b"] for env in envs) == 1
-
-
-def test_a_publish_completes_while_two_hundred_episodes_wait() -> None:
-    engine = FakeEngine(script=lambda prompt, sampling: [5] * 7, max_running=4, publish_s=1.0)
-    engine.token_latency = lambda session, sampling: 1.0
-    run = Simulation(
-        config=RolloutConfig(group_size=4, min_groups_per_batch=2, max_groups_per_batch=2, max_staleness=29),
-        engine=engine,
-    )
-    published: list[tuple[float, float, int]] = []
-
-    class Timed(FakeLearner):
-        async def step(self, groups: object, version: int) -> object:  # type: ignore[override]
-            assert engine.statistics().waiting >= 200
-            return await super().step(groups, version)  # type: ignore[arg-type]
-
-    run.learner = Timed()
-
-    async def main() -> None:
-        publish = run.engine_pool.publish
-
-        async def timed(weights: object, version: int) -> object:
-            begun = trio.current_time()
-            served = await publish(weights, version)
-            published.append((begun, trio.current_time(), engine.statistics().waiting))
-            return served
-
-        run.engine_pool.publish = timed  # type: ignore[method-assign, assignment]
-        check_invariants(run, await run.run(3))
-
-    run_virtual(main)
-    assert [ended - begun for begun, ended, _ in published] == [1.0, 1.0, 1.0]
-    assert all(waiting >= 180 for _, _, waiting in published)
