@@ -61,36 +61,39 @@ def single_engine(engine: Engine) -> EngineChooser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeConfig:
-    """The bounds of an episode, and what breaking them costs.
-
-    max_new_tokens: of one turn, clipped to what max_context_tokens (prompt, replies and samples) and
-      max_sampled_tokens (samples alone) leave. A turn that is cut short ends the episode: as TURN_TRUNCATED, or as
-      CONTEXT_LIMIT if it had been clipped.
-    max_calls_per_turn, max_calls: tool calls that are carried out; others are answered by a notice. An episode that
-      has used up max_calls and goes on all the same ends as MAX_TURNS.
-    penalty: the reward of every policy-caused end but COMPLETED; `penalties` overrides it by reason.
-    wall_budget_s: the policy's time from the first prompt on; a slow reset is not its fault.
-    queue_deadline_s: how long an episode waits for a place on an env worker before its start.
-    reset_, env_ and engine_deadline_s: how long one call of an environment or an engine may take before it is their
-      fault.
-    close_deadline_s: bounds each release of a session, and so every shutdown.
-    """
+    """The bounds of an episode, and what breaking them costs."""
 
     max_turns: Derived[int]
+    """Turns of an episode at the most"""
     max_new_tokens: int
+    """Longest turn, clipped to what max_context_tokens and max_sampled_tokens leave. A turn that is cut short ends the
+    episode: as turn_truncated, or as context_limit if it had been clipped"""
     max_context_tokens: Derived[int]
+    """Longest episode: prompt, replies and samples"""
     max_sampled_tokens: int | None = None
+    """Samples alone, over all turns of an episode (default: as many as fit its context)"""
     max_calls_per_turn: int | None = None
+    """Tool calls of a turn that are carried out; others are answered by a notice (default: all)"""
     max_calls: int | None = None
+    """The same for an episode; one that has used them up and goes on all the same ends as max_turns (default: all)"""
     temperature: Derived[float] = 0.8
+    """Sampling temperature"""
     penalty: float = -0.2
+    """Reward of every end that the policy caused, but `completed`"""
     penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
+    """The same for single reasons: REASON VALUE ..."""
     wall_budget_s: float = 1800.0
+    """The policy's time, seconds from the first prompt on; a slow reset is not its fault"""
     queue_deadline_s: float = 600.0
+    """How long an episode waits for a place on an env worker before its start"""
     reset_deadline_s: float = 120.0
+    """How long a reset may take before it is the environment's fault"""
     env_deadline_s: float = 120.0
+    """How long one step may take before it is the environment's fault"""
     engine_deadline_s: float = 600.0
+    """How long one turn may take before it is the engine's fault"""
     close_deadline_s: float = 10.0
+    """Bounds each release of a session, and so every shutdown"""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
