@@ -22,8 +22,9 @@ def run_child(make_env: EnvFactory, frames: socket.socket, output: int, forget: 
     """
     code = 1
     try:
-        _settle(output)
+        _capture(output)
         forget()
+        _settle()
         _serve(make_env, frames)
         code = 0
     finally:
@@ -34,14 +35,15 @@ def run_child(make_env: EnvFactory, frames: socket.socket, output: int, forget: 
         os._exit(code)
 
 
-def _settle(output: int) -> None:
+def _capture(output: int) -> None:
+    for target in (1, 2):
+        os.dup2(output, target)
+
+
+def _settle() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
-    os.close(nothing)
     faulthandler.enable()  # a crash in foreign code then says where
 
 

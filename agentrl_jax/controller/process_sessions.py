@@ -85,13 +85,19 @@ class _Child:
 
     def __init__(self) -> None:
         ours, self._their_frames = socket.socketpair()
-        lifeline, self._their_lifeline = socket.socketpair()
-        self._frames, self._lifeline = _Frames(ours), _Frames(lifeline)
+        self._frames = _Frames(ours)
+        try:
+            lifeline, self._their_lifeline = socket.socketpair()
+        except OSError:
+            self._their_frames.close()
+            self._frames.close()
+            raise
+        self._lifeline = _Frames(lifeline)
         self._obituary = ""
         self.is_sound = False  # it runs, and nothing that was asked of it is unanswered
 
     async def launch(self, control: trio.socket.SocketType) -> bool:
-        """Have it forked. False if the template is gone; raises EnvError if it cannot fork."""
+        """Have it forked. False if the template is gone, or has no descriptors left. Raises EnvError if it cannot."""
         fds = array.array("i", [self._their_frames.fileno(), self._their_lifeline.fileno()])
         try:
             await control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
@@ -172,8 +178,10 @@ class _Template:
         if await child.launch(control):
             return
         async with self._starting:
-            if self._control is control:  # the first to notice; the next session starts another
-                await self.stop()
+            if self._control is control:  # the first to notice
+                if not control.is_readable():  # it never says anything, so this would be the end of file
+                    raise EnvError(f"the template process of {self._source.target} has too many open files")
+                await self.stop()  # the next session starts another
         raise EnvError(f"the template process of {self._source.target} died while it started a session")
 
     async def stop(self) -> None:
@@ -230,7 +238,7 @@ class ProcessSession(WithoutQueue):
         try:
             self._child = child = _Child()
         except OSError as error:
-            raise EnvError(f"{self._task.key}: no process for a session: {error}") from error
+            raise EnvError(f"{self._task.key}: no process for a session: {error} (see ulimit -n)") from error
         await self._template.launch(child)
         return (await self._call(child, "reset", Request(call="start", task=self._task))).messages
 

@@ -105,20 +105,29 @@ class _Template:
         if not data:
             self._is_stopping = True
             return
-        frames, lifeline = (socket.socket(fileno=fd) for fd in fds)
+        ends = [socket.socket(fileno=fd) for fd in fds]
+        if len(ends) < _FDS_PER_SESSION:  # too many are open here; the controller sees its own ends closed
+            for end in ends:
+                end.close()
+            return
+        frames, lifeline = ends
+        frames.set_inheritable(False)  # unlike other descriptors, those that were sent are inheritable at first
+        lifeline.set_inheritable(False)
         with frames:
-            self._fork(frames, lifeline)
+            try:
+                self._fork(frames, lifeline)
+            except OSError as error:
+                with suppress(OSError), lifeline:
+                    lifeline.sendall(pack(Born(error=f"cannot fork: {error.strerror}")))
 
     def _fork(self, frames: socket.socket, lifeline: socket.socket) -> None:
         reader, writer = os.pipe()
         try:
             pid = os.fork()
-        except OSError as error:
-            with suppress(OSError), lifeline:
-                lifeline.sendall(pack(Born(error=f"cannot fork: {error.strerror}")))
+        except OSError:
             os.close(reader)
             os.close(writer)
-            return
+            raise
         if pid == 0:
             run_child(self._make_env, frames, writer, lambda: self._forget(lifeline.detach(), reader, writer))
         os.close(writer)
@@ -183,6 +192,8 @@ class _Template:
 def main() -> None:
     """Serve the controller at the other end of stdin. See the module."""
     with socket.socket(fileno=os.dup(0)) as control:
+        with open(os.devnull, "rb") as nothing:  # what the family starts must not read the controller's messages
+            os.dup2(nothing.fileno(), 0)
         setup = receive(control, TemplateSetup)
         if setup is None:
             return

@@ -16,6 +16,12 @@ from agentrl_jax.types import EpisodeEnd, Task
 
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 
+_LISTING = (
+    "import os, sys; paths = ['/proc/self/fd/' + n for n in sorted(os.listdir('/proc/self/fd'))]; "
+    "found = [os.readlink(p) for p in paths if os.path.exists(p)]; "
+    "open(sys.argv[1], 'w').write('\\n'.join(found))"
+)
+
 
 def _hang() -> None:
     threading.Event().wait()
@@ -72,6 +78,7 @@ class RogueEnv:
     """Implements `env.Env`: `num_steps` good steps, but for a deed in "reset", "close" or the step named by number.
 
     announce: a FIFO; before its deed the env writes its process id there, and those of two children if it has any.
+      A file, for the deed "list_descriptors": of the descriptors that a process it starts inherits.
     with_children: it has started two processes by then, one in its group and one that left it.
     """
 
@@ -110,6 +117,11 @@ class RogueEnv:
         pids = [os.getpid()]
         if self.with_children:
             pids += [subprocess.Popen(SLEEP, start_new_session=away).pid for away in (False, True)]
+        if self.deed == "list_descriptors":
+            # close_fds=False: as `os.system` and careless libraries do.
+            listing = [sys.executable, "-c", _LISTING, str(self.announce)]
+            subprocess.run(listing, check=True, close_fds=False)
+            return
         if self.announce is not None:
             with open(self.announce, "w", encoding="ascii") as fifo:
                 print(*pids, file=fifo)

@@ -1,10 +1,12 @@
 """Envs in processes of their own, on the real clock: whatever one does, only its episode ends, and nothing is left."""
 
 import math
+import itertools
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -264,6 +266,43 @@ async def test_a_session_that_nobody_closed_ends_with_the_block(fifo: Path) -> N
             nursery.cancel_scope.cancel()
         session._child.release()  # type: ignore[attr-defined]
     assert [is_alive(pid) for pid in pids] == [False] * 3
+
+
+@contextmanager
+def few_descriptors(pid: int, spare: int) -> Iterator[None]:
+    """Let the process `pid` open only `spare` descriptors more."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    bound = next(n for n in itertools.count() if n - len(used & set(range(n))) == spare and n not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (bound, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+async def test_too_many_open_files_cost_one_session_and_no_other(spare: int) -> None:
+    async with rogues() as sessions, started(sessions) as other:
+        with few_descriptors(template_pid(), spare), pytest.raises(EnvError, match="too many open files|cannot fork"):
+            async with started(sessions):
+                pass
+        with few_descriptors(os.getpid(), spare), pytest.raises(EnvError, match="ulimit -n"):
+            async with started(sessions):
+                pass
+        async with started(sessions):
+            assert (await other.interact(Action())).end is None
+
+
+async def test_what_an_env_starts_inherits_no_descriptor_of_ours(tmp_path: Path) -> None:
+    listing = tmp_path / "descriptors"
+    settings = {"deed": "list_descriptors", "announce": str(listing)}
+    async with rogues(**settings) as sessions, started(sessions) as session:
+        await session.interact(Action())
+    null, *outputs = listing.read_text().split()
+    assert null == "/dev/null"
+    assert len(outputs) == 2
+    assert outputs[0] == outputs[1]
 
 
 async def test_closing_needs_no_start_and_interact_does() -> None:
