@@ -86,6 +86,9 @@ class TrainConfig:
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
     mismatch_alarm: float = 0.01
     """Warn where engines and learner disagree about tokens of one version by more than this (nats a token)"""
+    telemetry: bool = False
+    """Write OpenTelemetry spans of every episode to RUN_DIR/spans.jsonl, and to the exporters that
+    OTEL_TRACES_EXPORTER names (needs the package opentelemetry-sdk)"""
     record_batches: bool = True
     """Keep the packed batch of every step in RUN_DIR/batches"""
 

@@ -36,6 +36,7 @@ from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.statistics import as_record
 from agentrl_jax.controller.tasks import TaskSampler
+from agentrl_jax.controller.telemetry import open_telemetry
 from agentrl_jax.controller.watch import RunWarning, crowding_warnings
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.pool import EnginePool
@@ -240,8 +241,11 @@ class _Training:
         before, after = self.run_log.earlier_evaluations("before", step=0), Evaluations()
         plan = await self._begin()
         num_steps, version = plan.step, plan.version
-        async with self._open_pool(plan.version) as pool:
-            rollouts = self.rollouts = Rollouts(self.families, self.sessions, self.policy.tokenizer, self.config, pool)
+        telemetry_on = open_telemetry(self.run_log.folder, is_on=self.config.telemetry)
+        async with self._open_pool(plan.version) as pool, telemetry_on as telemetry:
+            tokenizer = self.policy.tokenizer
+            rollouts = Rollouts(self.families, self.sessions, tokenizer, self.config, pool, telemetry)
+            self.rollouts = rollouts
             if plan.step == 0 and len(before) < len(_MODES):
                 before = await self._evaluate(rollouts, "before", step=0)
             if not self.stop.is_set() and plan.step < self.config.max_steps:

@@ -13,6 +13,7 @@ from agentrl_jax.controller.ports import RunOneGroup
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.controller.statistics import RolloutStatistics, SessionCounts
+from agentrl_jax.controller.telemetry import Telemetry
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.evaluation import Evaluation, summarise
@@ -23,7 +24,10 @@ from agentrl_jax.types import Group, Task
 
 
 class Rollouts:
-    """Runs groups and evaluations of `families` for one config on one pool. sessions: by the families' names."""
+    """Runs groups and evaluations of `families` for one config on one pool. sessions: by the families' names.
+
+    telemetry: observes all episodes.
+    """
 
     def __init__(
         self,
@@ -32,8 +36,10 @@ class Rollouts:
         tokenizer: ChatTokenizer,
         config: TrainConfig,
         pool: EnginePool,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.pool = pool
+        self._telemetry = telemetry
         self._families = families
         self._sessions = {name: SessionCounts(make) for name, make in sessions.items()}
         self._config = config
@@ -61,6 +67,7 @@ class Rollouts:
             slots=None if self._slots is None else self._slots.statistics(),
             sessions={name: counts.statistics() for name, counts in self._sessions.items()},
             pool=self.pool.statistics(),
+            telemetry=None if self._telemetry is None else self._telemetry.statistics(),
         )
 
     async def evaluate(self, mode: str, *, until: Callable[[], Awaitable[object]]) -> dict[str, Evaluation]:
@@ -105,6 +112,7 @@ class Rollouts:
                     max_turns=self._config.max_turns or family.max_turns,
                 ),
                 run_seed=derive_seed(self._config.seed, purpose),
+                observe=None if self._telemetry is None else self._telemetry.observe,
             )
             for family in self._families
         }

@@ -2,7 +2,8 @@
 
     config.json      the effective configuration, written once, before anything else
     metrics.jsonl    one line per learner step and per evaluation, in order
-    episodes.jsonl   one line per training episode that was consumed
+    episodes.jsonl   one line per training episode that has ended, its token ids included (`describe`)
+    spans.jsonl      with --telemetry: when each call of each episode began and ended (controller/spans.py)
     batches/         step-000001.npz, …: the recorded batches, for replaying a loss on them
     model/           weights and tokenizer in Hugging Face's layout
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.telemetry import check_installed
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.pipeline import train
@@ -39,6 +40,8 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
         check_unused(config.run_dir)
     if config.model is not None and config.resume is None:
         check_model_folder(config.model)
+    if config.telemetry:
+        check_installed()
     families = make_families(config)
     for family in families:
         if config.evaluation.num_tasks > family.num_tasks("eval"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl_jax.controller.sessions import Session, SessionFactory
 from agentrl_jax.controller.slots import SlotStatistics
+from agentrl_jax.controller.telemetry import TelemetryStatistics
 from agentrl_jax.engines.pool import PoolStatistics
 from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import EnvError
@@ -106,11 +107,12 @@ class _CountedSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatistics:
     """Where episodes are: sessions by env, the pool with its engines, and the training groups that have a place or wait
-    for one (None before there are any)."""
+    for one (None before there are any). telemetry: None if it is off."""
 
     slots: SlotStatistics | None
     sessions: Mapping[str, SessionStatistics]
     pool: PoolStatistics
+    telemetry: TelemetryStatistics | None
 
 
 def as_record(statistics: Any) -> Any:

@@ -92,12 +92,18 @@ def check_installed() -> None:
 
 
 @asynccontextmanager
-async def open_telemetry(run_dir: Path, *, clock: Callable[[], float] = trio.current_time) -> AsyncIterator[Telemetry]:
+async def open_telemetry(
+    run_dir: Path, *, is_on: bool, clock: Callable[[], float] = trio.current_time
+) -> AsyncIterator[Telemetry | None]:
     """Spans into RUN_DIR/spans.jsonl, and to every exporter that OTEL_TRACES_EXPORTER names; leaving flushes both.
 
-    clock: the one that `EpisodeSetup` measures with. The SDK reads its own standard environment: resource, sampler,
-    batching, the exporters' endpoints. Raises ConfigError if the SDK or a named exporter is not installed.
+    is_on: False yields None, and does nothing. clock: the one that `EpisodeSetup` measures with. The SDK reads its own
+    standard environment: resource, sampler, batching, the exporters' endpoints. Raises ConfigError if the SDK or a
+    named exporter is not installed.
     """
+    if not is_on:
+        yield None
+        return
     check_installed()
     from agentrl_jax.controller.spans import open_spans
 
