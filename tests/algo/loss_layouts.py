@@ -25,6 +25,9 @@ def totals_of(segments: Sequence[TokenSegment]) -> Totals:
     return Totals(*map(np.float64, (tokens, signal_tokens, sequences, signal_sequences)))
 
 
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiling is what takes the time: for programs that run a few times."""
+
 NUM_MICRO_BATCHES, ROWS, ROW_TOKENS = 8, 2, 16
 """Of every layout, so that a loss is compiled once: what is not needed stays empty."""
 
@@ -104,7 +107,7 @@ def _compiled(loss: LossFn) -> Callable[..., tuple[LossOutput, jax.Array]]:
         added = jax.tree.map(lambda leaf: leaf.sum(axis=0), outputs._replace(maxima={}))
         return added._replace(maxima=jax.tree.map(lambda leaf: leaf.max(axis=0), outputs.maxima)), gradients
 
-    return jax.jit(evaluate_all)
+    return jax.jit(evaluate_all, compiler_options=QUICK)
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.batch import TokenBatch, map_tokens
-from tests.algo.loss_layouts import evaluate, lay_out, one_micro_batch, totals_of
+from tests.algo.loss_layouts import QUICK, evaluate, lay_out, one_micro_batch
 from tests.algo.loss_reference import random_segments, reference_loss
 
 CHOICES = [
@@ -34,11 +34,11 @@ def config_of(name: str, correction: str, aggregation: str, *, number: int = 0) 
 
 
 def cases() -> list:
-    """The whole product; in each make test every choice with one aggregation, and grpo with all of them."""
+    """The whole product; outside of the slow tests each choice with one aggregation, all of them in turn."""
     found = []
     for i, choice in enumerate(CHOICES):
         for j, aggregation in enumerate(AGGREGATIONS):
-            marks = () if choice == CHOICES[0] or i % 4 == j else pytest.mark.slow
+            marks = () if i % 4 == j else pytest.mark.slow
             config = config_of(*choice, aggregation, number=i + j)
             found.append(pytest.param(config, id="-".join((*choice, aggregation)), marks=marks))
     return found
@@ -68,7 +68,7 @@ def test_loss_and_gradient_equal_the_reference_in_any_layout(
     chex.assert_trees_all_close(output, plain, rtol=1e-9)
 
 
-@pytest.mark.parametrize("choice", [("grpo", "behavior_clip"), ("gspo", "sequence_mask"), ("policy_gradient", "tis")])
+@pytest.mark.parametrize("choice", [("grpo", "sequence_mask"), ("gspo", "behavior_clip")])
 def test_float32_is_as_close_as_float32_can_be(choice: tuple[str, str]) -> None:
     config = config_of(*choice, "sequence_mean_token_mean", number=1)
     for seed in range(20):
@@ -84,20 +84,18 @@ def test_float32_is_as_close_as_float32_can_be(choice: tuple[str, str]) -> None:
         assert np.linalg.norm(difference) <= 1e-4 * np.linalg.norm(np.concatenate(slopes))
 
 
-SHARDED = [
-    LossConfig(name="gspo", kl_coefficient=0.3),
-    LossConfig(correction="sequence_mask", aggregation="constant_length", constant_length=6),
-]
+SHARDED = config_of("gspo", "sequence_mask", "sequence_mean_token_mean", number=1)
+"""Sums over segments, over the rows of a device and over devices, with and without a signal."""
 
 
 def test_sharding_over_devices_changes_nothing() -> None:
     logprobs, batch = one_micro_batch(random_segments(7, num_sequences=8), row_tokens=8)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def everything(logprobs: jax.Array, batch: TokenBatch) -> tuple:
         def objective(values: jax.Array) -> tuple:
-            outputs = [make_loss(config)(values, batch) for config in SHARDED]
-            return sum(i * output.loss.total for i, output in enumerate(outputs, 1)), outputs
+            output = make_loss(SHARDED)(values, batch)
+            return output.loss.total, output
 
         return jax.value_and_grad(objective, has_aux=True)(logprobs)
 
@@ -109,18 +107,4 @@ def test_sharding_over_devices_changes_nothing() -> None:
         placed = placed._replace(totals=jax.device_put(batch.totals, everywhere))
         result = everything(jax.device_put(logprobs, rows), placed)
         assert len(result[1].sharding.device_set) == num_devices
-        chex.assert_trees_all_close(jax.device_get(result), expected, rtol=2e-5, atol=1e-6)
-
-
-def test_the_kl_has_its_own_denominator_in_every_split() -> None:
-    """mean cost + coefficient · mean kl: the first over tokens with a signal, the second over all of them."""
-    segments = random_segments(3)
-    with jax.enable_x64(True):
-        layout = lay_out(segments, order=range(len(segments)), row_tokens=8, rows=1)
-        with_kl, _ = evaluate(make_loss(LossConfig(kl_coefficient=0.5)), *layout)
-        without, _ = evaluate(make_loss(LossConfig()), *layout)
-    kl, totals = with_kl.metrics["reference_kl"], totals_of(segments)
-    assert (kl.weight, with_kl.loss.weight) == (totals.loss_tokens, totals.signal_tokens)
-    assert kl.weight > with_kl.loss.weight
-    mean = with_kl.loss.total / with_kl.loss.weight
-    np.testing.assert_allclose(mean, without.loss.total / without.loss.weight + 0.5 * kl.total / kl.weight, rtol=1e-12)
+        chex.assert_trees_all_close(jax.device_get(result), expected, rtol=2e-5, atol=1e-7)

@@ -100,13 +100,13 @@ def test_the_gradient_stops_where_the_ratio_would_overflow(log_ratio: float, gra
 
 def gspo_ratios(ratios: list[float], segment_ids: list[int], advantages: list[float], **options: float | None):
     """(costs, slopes in log π) of one row whose behaviour probabilities are all e⁻³."""
-    mask = jnp.array([segment_ids]) > 0
+    ids = jnp.array([segment_ids])
 
+    @jax.jit
     def objective(logprobs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        costs = gspo(logprobs, jnp.full_like(logprobs, -3.0), jnp.array([advantages]), ids, mask, **options)
+        costs = gspo(logprobs, jnp.full_like(logprobs, -3.0), jnp.array([advantages]), ids, ids > 0, **options)
         return costs.sum(), costs
 
-    ids = jnp.array([segment_ids])
     (_, costs), slopes = jax.value_and_grad(objective, has_aux=True)(jnp.log(jnp.array([ratios])) - 3.0)
     return costs[0], slopes[0]
 

@@ -46,7 +46,7 @@ def test_msk_02_exactly_the_sampled_ids_are_trained() -> None:
     assert sorted(trained.tolist()) == [10, 10, 11, 12, 30, 31, 32, 33, 34]
 
 
-@pytest.mark.parametrize("name", ["grpo", "sft"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "policy_gradient", "sft"])
 def test_msk_05_advantages_off_the_mask_have_no_influence(name: str) -> None:
     def run(advantages: list[float]) -> tuple[float, list]:
         (tokens,) = build([make_group([1.0, 0.0])]).micro_batches
