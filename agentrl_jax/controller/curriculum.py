@@ -1,5 +1,6 @@
 """Which tasks of an env are worth drawing: those that are solved neither too rarely nor too often."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,19 +66,24 @@ class Curriculum:
         self.config = config
         self._seed = seed
         self._records: dict[str, _Record] = {}
+        self._num_outside: Counter[str] = Counter()
 
     def observe(self, task: Task, success_rate: float) -> None:
         """A group of `task` ended with this share of successes among its valid episodes."""
+        was_outside = self.is_outside(task)
         record = self._records.get(task.key)
         if record is None:
             self._records[task.key] = _Record(success_rate, 1)
         else:
             record.rate += self.config.ema * (success_rate - record.rate)
             record.num_trials += 1
+        self._num_outside[task.env] += self.is_outside(task) - was_outside
 
     def is_outside(self, task: Task) -> bool:
         """True if `task` has been judged, and lies outside of the band."""
-        record = self._records.get(task.key)
+        return self._is_outside(self._records.get(task.key))
+
+    def _is_outside(self, record: _Record | None) -> bool:
         if record is None or record.num_trials < self.config.min_trials:
             return False
         return not self.config.low <= record.rate <= self.config.high
@@ -90,10 +96,7 @@ class Curriculum:
 
     def num_outside(self, env: str) -> int:
         """Tasks of `env` that are passed over at present."""
-        judged = [(key, r) for key, r in self._records.items() if r.num_trials >= self.config.min_trials]
-        return sum(
-            key.split("/", 1)[0] == env and not self.config.low <= r.rate <= self.config.high for key, r in judged
-        )
+        return self._num_outside[env]
 
     def state(self) -> dict[str, list[Any]]:
         """[rate, trials] by task, as plain JSON."""
@@ -102,3 +105,5 @@ class Curriculum:
     def restore(self, state: Mapping[str, list[Any]]) -> None:
         """Go on where `state` was taken."""
         self._records = {key: _Record(float(rate), int(trials)) for key, (rate, trials) in state.items()}
+        outside = (key for key, record in self._records.items() if self._is_outside(record))
+        self._num_outside = Counter(key.rsplit("/", 3)[0] for key in outside)

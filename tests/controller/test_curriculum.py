@@ -110,6 +110,7 @@ def test_a_restored_sampler_goes_on_exactly(
     restored.restore(json.loads(json.dumps(sampler.state())))
     assert play(restored, later, 20) == play(sampler, later, 20)
     assert restored.state() == sampler.state()
+    assert restored.statistics() == sampler.statistics()
 
 
 @given(seen=observations, num_draws=st.integers(0, 30), schedule=st.lists(st.booleans(), max_size=30))

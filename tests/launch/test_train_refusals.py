@@ -35,6 +35,12 @@ REFUSALS = {
     "--with-warm-up False --warm-up.steps=3": "--warm-up.* has no effect without a warm-up",
     "--rows-per-device=0": "--rows-per-device must be >= 1",
     "--rollout.group-size=1": "group_size must be at least 2",
+    "--rollout.task-weights nope 3": "task_weights must name every environment, got nope for kg",
+    "--rollout.task-weights kg 0": "the weight of 'kg' must be positive and finite, got 0.0",
+    "--rollout.curriculum.low=2": "a curriculum needs 0 <= low <= high <= 1",
+    "--rollout.curriculum.min-trials=9": "have no effect while the band is [0, 1]",
+    "--rollout.max-no-signal-groups=9": "has no effect without dynamic_sampling",
+    "--limit=0": "--limit must be >= 1, got 0",
     "--rollout.max-staleness=-1": "max_staleness must be at least 0",
     "--max-turns=0": "--max-turns must be >= 1",
     "--episode.temperature=0.5": "episode.temperature",  # there is one temperature
