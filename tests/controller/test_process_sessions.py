@@ -1,7 +1,7 @@
 """Envs in processes of their own, on the real clock: whatever one does, only its episode ends, and nothing is left."""
 
-import math
 import itertools
+import math
 import os
 import resource
 import signal
@@ -284,7 +284,7 @@ def few_descriptors(pid: int, spare: int) -> Iterator[None]:
 @pytest.mark.parametrize("spare", [0, 1, 2])
 async def test_too_many_open_files_cost_one_session_and_no_other(spare: int) -> None:
     async with rogues() as sessions, started(sessions) as other:
-        with few_descriptors(template_pid(), spare), pytest.raises(EnvError, match="too many open files|cannot fork"):
+        with few_descriptors(template_pid(), spare), pytest.raises(EnvError, match=r"too many open files|cannot fork"):
             async with started(sessions):
                 pass
         with few_descriptors(os.getpid(), spare), pytest.raises(EnvError, match="ulimit -n"):
