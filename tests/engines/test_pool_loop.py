@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.episode import EpisodeSetup
+from agentrl_jax.controller.episode import EpisodeSetup, single_engine
 from agentrl_jax.controller.group import AdmittedGroup, run_group
-from agentrl_jax.engines.pool import EnginePool, PoolConfig
+from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
-from agentrl_jax.testing.envs import EnvScript, scripted_sessions
+from agentrl_jax.testing.envs import EnvScript
 from agentrl_jax.testing.learner import FakeLearner
 from agentrl_jax.testing.renderer import FakeRenderer
 from agentrl_jax.testing.simulation import Simulation
@@ -25,24 +25,12 @@ SYNCHRONOUS = RolloutConfig(group_size=4, min_groups_per_batch=4, max_staleness=
 
 @dataclass(kw_only=True)
 class PooledSimulation(Simulation):
-    """The same loop with an `EnginePool` where `Simulation` has its one engine."""
+    """Remembers which version each engine served after each publish."""
 
-    pool: EnginePool
     served: list[dict[str, int]] = field(default_factory=list)
 
-    async def run_one_group(self, admitted: AdmittedGroup) -> Group:
-        setup = EpisodeSetup(
-            sessions=scripted_sessions(self.script, self.log),
-            tools=(),
-            renderer=FakeRenderer(),
-            choose_engine=self.pool,
-            config=self.episodes,
-            run_seed=self.seed,
-        )
-        return await run_group(admitted, group_size=self.config.group_size, setup=setup)
-
     async def publish(self, version: int) -> None:
-        self.served.append(dict(await self.pool.publish(None, version)))
+        self.served.append(dict(await self.engine_pool.publish(None, version)))
 
 
 def script(task: Task) -> EnvScript:
@@ -83,7 +71,10 @@ def test_lags_are_bounded_and_ages_are_what_they_were(
         config=replace(SYNCHRONOUS, group_size=2, min_groups_per_batch=2, max_staleness=staleness),
         script=script,
         learner=FakeLearner(latency_s=lambda step: 4.0, non_finite=skipped),
-        pool=EnginePool(engines[:2], engines[2:], PoolConfig(lagging_prob=prob, lagging_period=period), 3),
+        engine=engines[0],
+        other_engines=engines[1:],
+        cross_policy=PoolConfig(lagging_prob=prob, lagging_period=period),
+        seed=3,
     )
     result = run_virtual(lambda: run.run(12))
     assert result.version == 12 - len(skipped)
@@ -95,7 +86,7 @@ def test_lags_are_bounded_and_ages_are_what_they_were(
         assert 0 <= lags.min() <= lags.max() <= age + (period - 1 if is_lagging else 0)
     for served in run.served:
         assert served["lagging-0"] == served["current-0"] // period * period
-    statistics = run.pool.statistics()
+    statistics = run.engine_pool.statistics()
     assert set(statistics.num_sessions.values()) == {0}
     assert all(not engine.sessions for engine in engines)
 
@@ -103,7 +94,7 @@ def test_lags_are_bounded_and_ages_are_what_they_were(
 def test_lagging_turns_get_their_share_and_lag_as_far_as_they_may() -> None:
     engines = [FakeEngine(name="a"), FakeEngine(name="b", pool="lagging")]
     run = PooledSimulation(
-        config=SYNCHRONOUS, script=script, pool=EnginePool(engines[:1], engines[1:], PoolConfig(), run_seed=0)
+        config=SYNCHRONOUS, script=script, engine=engines[0], other_engines=engines[1:], cross_policy=PoolConfig()
     )
     run_virtual(lambda: run.run(80))
     turns = turns_of(run)
@@ -111,7 +102,7 @@ def test_lagging_turns_get_their_share_and_lag_as_far_as_they_may() -> None:
     assert len(turns) > 1500
     assert abs(len(lagging) / len(turns) - 0.25) < 0.03
     assert {int(lag) for lags in lagging for lag in lags} == set(range(8))
-    assert run.pool.statistics().num_turns["lagging"] == len(lagging)
+    assert run.engine_pool.statistics().num_turns["lagging"] == len(lagging)
     mixed = [
         t
         for record in run.records
@@ -126,13 +117,22 @@ def pools(turns: tuple[Turn, ...]) -> list[str]:
     return [turn.completion.pool for turn in turns]
 
 
+class WithoutPool(Simulation):
+    async def run_one_group(self, admitted: AdmittedGroup) -> Group:
+        setup = EpisodeSetup(
+            sessions=self.sessions(),
+            tools=(),
+            renderer=FakeRenderer(),
+            choose_engine=single_engine(self.engine),
+            config=self.episodes,
+            run_seed=self.seed,
+        )
+        return await run_group(admitted, group_size=self.config.group_size, setup=setup)
+
+
 def test_without_lagging_engines_every_draw_is_that_of_a_single_engine() -> None:
-    single = Simulation(config=SYNCHRONOUS, script=script)
-    pooled = PooledSimulation(
-        config=SYNCHRONOUS,
-        script=script,
-        pool=EnginePool([FakeEngine()], [], PoolConfig(lagging_prob=0.0), run_seed=0),
-    )
+    single = WithoutPool(config=SYNCHRONOUS, script=script)
+    pooled = Simulation(config=SYNCHRONOUS, script=script)
     run_virtual(lambda: single.run(10))
     run_virtual(lambda: pooled.run(10))
     expected, found = turns_of(single), turns_of(pooled)

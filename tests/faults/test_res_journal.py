@@ -48,6 +48,17 @@ def test_res_03_a_resume_at_the_end_of_an_epoch_goes_on(num_epochs: int, tmp_pat
     assert after[: len(before)] == before
 
 
+@pytest.mark.parametrize("kill_after_s", [None, 260])
+def test_res_04_a_resume_amid_the_second_epoch_keeps_its_order(kill_after_s: int | None, tmp_path: Path) -> None:
+    whole = World(tmp_path / "whole", SYNC, seed=7, save_every=5, tasks_per_env=5)
+    parts = World(tmp_path / "parts", SYNC, seed=7, save_every=5, tasks_per_env=5)
+    live(parts, 5 if kill_after_s is None else 1000, kill_after_s=kill_after_s)
+    num_drawn = parts.checkpoints[max(parts.checkpoints)].loop_state["sampler"]["envs"]["fast"]["num_drawn"]
+    assert num_drawn > 5  # of five tasks
+    assert num_drawn % 5
+    assert trained_keys(parts, 30) == trained_keys(whole, 30)
+
+
 def test_res_09_buffered_groups_are_trained_by_the_resumed_run(tmp_path: Path) -> None:
     config = RolloutConfig(group_size=2, min_groups_per_batch=2, max_groups_per_batch=2, max_staleness=1)
     world = World(tmp_path, config, seed=3, save_every=1, tasks_per_env=4)
