@@ -100,6 +100,7 @@ def _write_weights(
     is_single = len(parts) == 1
     if not is_single:
         (folder / INDEX).unlink(missing_ok=True)
+        _flush_folder(folder)
     for name in names:
         _partial(folder / name).replace(folder / name)
     _flush_folder(folder)

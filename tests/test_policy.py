@@ -1,0 +1,100 @@
+"""A policy folder: opened without its weights, loaded where they are wanted, and saved as it came."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.params import Params, init_params
+from agentrl_jax.models.save import save_pretrained
+from agentrl_jax.policy import NetworkConfig, check_model_folder, create_policy, open_policy
+from agentrl_jax.sharding import make_mesh, parse_mesh
+from tests.models.test_gguf_file import write
+
+NETWORK = NetworkConfig(vocab_size=280, width=16, num_layers=1, num_heads=2, num_kv_heads=1, mlp_width=16)
+GENERATION = {"eos_token_id": [2, 3], "temperature": 0.7}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    create_policy([], folder, network=NETWORK, keep_whole=(), seed=0)
+    return folder
+
+
+def imported(folder: Path, tokenizer_folder: Path) -> tuple[ModelConfig, Params]:
+    """A bfloat16 GLM checkpoint as a hub would have it."""
+    model = replace(
+        NETWORK.model_config(280), family="glm4", qkv_bias=False, rotary_frac=0.5, tie_embeddings=False, head_dim=8
+    )
+    params = jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16), init_params(model, 3))
+    save_pretrained(params, model, folder, source=tokenizer_folder, max_file_bytes=5_000)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"eos_token_id": [2, 3], "pad_token_id": 0}))
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    return model, params
+
+
+def test_a_fresh_policy_is_drawn_from_its_seed(tokenizer_folder: Path, tmp_path: Path) -> None:
+    policies = [create_policy([], tmp_path, network=NETWORK, keep_whole=(), seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (policy.load_params(None)["embed"]["embedding"] for policy in policies)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert policies[0].dtype == "float32"
+
+
+def test_an_imported_policy_leaves_as_it_came(tokenizer_folder: Path, tmp_path: Path) -> None:
+    model, params = imported(tmp_path / "in", tokenizer_folder)
+    policy = open_policy(tmp_path / "in")
+    assert (policy.model, policy.dtype) == (model, "bfloat16")
+    trained = jax.tree.map(lambda leaf: leaf.astype(np.float32), policy.load_params(None))
+    policy.save(trained, tmp_path / "out")
+    again = open_policy(tmp_path / "out")
+    assert (again.model, again.dtype) == (model, "bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, again.load_params(None), params)
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (described["eos_token_id"], described["pad_token_id"], described["bos_token_id"]) == ([2, 3], 0, None)
+    assert described["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == GENERATION
+    assert again.tokenizer.encode("Zürich") == policy.tokenizer.encode("Zürich")
+
+
+def test_params_are_placed_on_a_mesh_in_their_own_precision(tokenizer_folder: Path, tmp_path: Path) -> None:
+    _, params = imported(tmp_path, tokenizer_folder)
+    mesh = make_mesh(parse_mesh("fsdp=2,tensor=2"))
+    placed = open_policy(tmp_path).load_params(mesh)
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+    kernel = placed["layers"]["mlp"]["gate_up"]["kernel"]
+    assert kernel.sharding.mesh == mesh
+    assert kernel.addressable_shards[0].data.shape == (1, 8, 2, 8)
+
+
+def test_a_policy_may_be_saved_over_itself(tokenizer_folder: Path, tmp_path: Path) -> None:
+    imported(tmp_path, tokenizer_folder)
+    policy = open_policy(tmp_path)
+    policy.save(jax.tree.map(lambda leaf: leaf * 2, policy.load_params(None)), tmp_path)
+    doubled = policy.load_params(None)["final_norm"]["scale"]
+    np.testing.assert_array_equal(doubled, np.full(16, 2))
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [2, 3]
+
+
+def test_a_gguf_file_needs_a_tokenizer_beside_it(tokenizer_folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", "llama")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json \(the one in a GGUF file is not read\)"):
+        check_model_folder(tmp_path)
+    for file in tokenizer_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    check_model_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"has 2\d\d ids, but the model only 64 embeddings"):
+        open_policy(tmp_path)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json, tokenizer\.json, model\.safetensors or its index"):
+        open_policy(tmp_path)
