@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import tyro
 
 from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
@@ -20,6 +21,7 @@ from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.runtime import RuntimeConfig
 from agentrl_jax.sft import WarmUpConfig
 from agentrl_jax.sharding import parse_mesh
 
@@ -86,6 +88,8 @@ class TrainConfig:
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
     mismatch_alarm: float = 0.01
     """Warn where engines and learner disagree about tokens of one version by more than this (nats a token)"""
+    profile: int = 0
+    """Learner steps to profile into RUN_DIR/profile, from the second one of this process on"""
     telemetry: bool = False
     """Write OpenTelemetry spans of every episode to RUN_DIR/spans.jsonl, and to the exporters that
     OTEL_TRACES_EXPORTER names (needs the package opentelemetry-sdk)"""
@@ -105,10 +109,13 @@ class TrainConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     warm_up: WarmUpConfig = field(default_factory=WarmUpConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    runtime: Annotated[RuntimeConfig, tyro.conf.OmitArgPrefixes] = field(default_factory=RuntimeConfig)
 
     def __post_init__(self) -> None:
         if self.max_steps < 0:
             raise ConfigError(f"--max-steps must be >= 0, got {self.max_steps}")
+        if self.profile < 0:
+            raise ConfigError(f"--profile must be >= 0 steps, got {self.profile}")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ConfigError(f"--max-minutes must be > 0, got {self.max_minutes}")
         if not 0.0 < self.temperature < float("inf"):
@@ -255,6 +262,7 @@ _FIXED = (
     "with_warm_up",
     "warm_up",
     "network",
+    "lora",
     "max_context_tokens",
 )
 """What a run is made of: a resumed run cannot change it."""

@@ -61,7 +61,8 @@ class Learner:
         self.mesh = mesh
         self.lora = lora if lora is not None and lora.is_on else None
         self._mesh_shape = MeshShape(**mesh.shape)
-        trained = Trained(model, self.lora)
+        # Which adapters were drawn makes no difference to a program.
+        trained = Trained(model, None if self.lora is None else replace(self.lora, seed=0))
         self._gradients = gradient_programs(trained, config, loss, mesh)
         self._updates = update_programs(trained, config, mesh)
         self._frozen: Params = {} if self.lora is None else self._freeze(params, None)
@@ -129,9 +130,10 @@ class Learner:
         cannot be split over the mesh.
         """
         with jax.set_mesh(self.mesh), self._compiles.counting():
+            rows = packing.rows_per_micro_batch // num_row_shares(self.mesh)
             for row_tokens in packing.row_tokens:
                 report(row_tokens)
-                one_token = pack_segments([1], {}, replace(packing, row_tokens=(row_tokens,)))
+                one_token = pack_segments([1], {}, PackingConfig(row_tokens=(row_tokens,), rows_per_micro_batch=rows))
                 batch = self._put(one_token[0])
                 sums = self._gradients.compile(self._state.params, self._frozen, batch, self._reference)
             self._updates.compile(self._state, sums)

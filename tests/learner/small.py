@@ -19,7 +19,7 @@ MODEL = ModelConfig(vocab_size=32, width=16, num_layers=2, num_heads=4, num_kv_h
 PARAMS = init_params(MODEL, 0)
 OTHER = init_params(MODEL, 1)
 # A large eps makes the update a smooth function of the gradient, so that comparing params compares gradients.
-CONFIG = LearnerConfig(learning_rate=0.1, eps=1.0, max_grad_norm=1e3, temperature=0.8, logprob_chunk=6)
+CONFIG = LearnerConfig(learning_rate=0.1, eps=1.0, max_grad_norm=1e3, temperature=0.8, logprob_chunk=16)
 SFT = make_loss(LossConfig(name="sft"))
 
 
