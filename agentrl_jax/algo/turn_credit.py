@@ -100,7 +100,7 @@ def turn_advantages(
     [2.0, 2.0, 1.0, -2.0, -2.0]
     """
     counts = np.asarray(num_turns, np.int64)
-    voting = np.asarray(votes, np.bool_) & (counts > 0)
+    voting: Bools = np.logical_and(np.asarray(votes, np.bool_), np.asarray(counts > 0))
     booked = booked_rewards(votes_of(rewards, voting), turn_rewards, counts)
     returns = returns_to_go(booked, counts, discount=discount)
     owner, number = turn_numbers(counts)
