@@ -100,7 +100,7 @@ def turn_advantages(
     [2.0, 2.0, 1.0, -2.0, -2.0]
     """
     counts = np.asarray(num_turns, np.int64)
-    voting: Bools = np.logical_and(np.asarray(votes, np.bool_), np.asarray(counts > 0))
+    voting: Bools = np.asarray(votes, np.bool_) & (counts > 0)
     booked = booked_rewards(votes_of(rewards, voting), turn_rewards, counts)
     returns = returns_to_go(booked, counts, discount=discount)
     owner, number = turn_numbers(counts)
@@ -116,7 +116,8 @@ def turn_advantages(
         centred *= (num_votes / np.maximum(num_votes - 1.0, 1.0))[group, None]
     differs = differ_by(group, np.round(voted, _ROUNDING), voting, num_groups)
     advantages = np.where(differs[group] & voting[:, None], centred, 0.0)
-    return advantages[owner, number], voting & differs.any(axis=1)[group]
+    has_signal: Bools = np.any(differs, axis=1)
+    return advantages[owner, number], voting & has_signal[group]
 
 
 def turn_numbers(num_turns: npt.ArrayLike) -> tuple[Indices, Indices]:
