@@ -59,6 +59,7 @@ def compile_ahead(learner: Learner, config: TrainConfig, say: Callable[[str], No
     learner.compile_ahead(config.packing)
     lengths = ", ".join(map(str, config.packing.row_tokens))
     say(f"compiled the learner's step for rows of {lengths} tokens in {monotonic() - begun:.0f} s")
+    say(f"attention: {learner.attention.backend} ({learner.attention.reason})")
 
 
 def _needs_origin(config: TrainConfig) -> bool:

@@ -47,6 +47,7 @@ from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning
 from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
+from agentrl_jax.profiling import StepProfiler
 from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line, step_record, task_lines
 from agentrl_jax.rollouts import Rollouts
 from agentrl_jax.runlog import RunLog
@@ -162,6 +163,7 @@ class _Training:
         )
         self.rollouts: Rollouts
         self.monitor = LoopMonitor()
+        self.profiler = StepProfiler(self.config.profile, run_log.folder / "profile", say)
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
 
@@ -175,6 +177,7 @@ class _Training:
         try:
             return await self._reinforce()
         finally:
+            self.profiler.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._save)
 
@@ -351,7 +354,8 @@ class _Training:
         packed = build_batch(
             groups, advantages=self.config.advantages, packing=self.config.packing, learner_version=version
         )
-        outcome = self.learner.step(packed)
+        with self.profiler.step():
+            outcome = self.learner.step(packed)
         self.num_learned += 1
         if self.config.record_batches and packed.micro_batches:
             save_batch(self.run_log.batch_path(self.num_learned), packed)

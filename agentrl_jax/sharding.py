@@ -96,7 +96,7 @@ def parse_mesh(text: str) -> MeshShape:
 def make_mesh(shape: MeshShape) -> "Mesh":
     """Return a mesh over the first devices of this JAX process group.
 
-    Raises ConfigError if there are too few.
+    Raises ConfigError if there are too few, or a process would hold none of them.
     """
     import jax
 
@@ -107,7 +107,14 @@ def make_mesh(shape: MeshShape) -> "Mesh":
             f"JAX sees {available} ({jax.default_backend()}); name a smaller --mesh"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-    return jax.make_mesh((shape.data, shape.fsdp, shape.tensor), AXES, axis_types=auto)
+    mesh = jax.make_mesh((shape.data, shape.fsdp, shape.tensor), AXES, axis_types=auto)
+    num_members = len({device.process_index for device in mesh.devices.flat})
+    if num_members < jax.process_count():
+        raise ConfigError(
+            f"a mesh of {shape.num_devices} devices is held by {num_members} of {jax.process_count()} processes, which "
+            f"have {available} devices; every process must hold some of it: name a larger --mesh"
+        )
+    return mesh
 
 
 def check_rows(rows: int, shape: MeshShape) -> None:

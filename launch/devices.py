@@ -1,4 +1,4 @@
-"""From `--mesh` to devices."""
+"""From `--mesh` and what JAX has to be told first to devices."""
 
 import os
 import platform
@@ -12,7 +12,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.runtime import RuntimeConfig, settle, start
 from agentrl_jax.sharding import MeshShape, make_mesh
+
+DEFAULTS = RuntimeConfig()
 
 MAX_HOST_DEVICES = 64
 """A CPU rehearses meshes of up to so many devices; each costs threads and memory."""
@@ -30,15 +34,32 @@ def provenance(mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def open_mesh(shape: MeshShape, say: Callable[[str], None]) -> Mesh:
+def check_alone() -> None:
+    """Raise ConfigError if this is one of several processes: each would train an agent of its own."""
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"reinforcement learning runs in one process, but this is one of {jax.process_count()}: start one, which "
+            "uses all GPUs that it sees (under SLURM: srun --ntasks=1)"
+        )
+
+
+def open_mesh(shape: MeshShape, say: Callable[[str], None], runtime: RuntimeConfig = DEFAULTS) -> Mesh:
     """Return the mesh, and say what it consists of. Call it before JAX is used for anything else.
 
-    On a CPU there is one device, so as many host devices as the mesh needs are asked for; accelerators are what they
-    are. Raises ConfigError if there are too few.
+    On a CPU there is one device, so as many host devices as the mesh needs are asked for, divided among the processes
+    that share it; accelerators are what they are. Raises ConfigError if there are too few, and as `runtime` says.
     """
+    group = start(runtime)
+    num_processes = 1 if group is None else group.num_processes or 1
     with suppress(RuntimeError):  # JAX is in use already: it keeps its devices, and make_mesh says if they are too few
-        jax.config.update("jax_num_cpu_devices", min(shape.num_devices, MAX_HOST_DEVICES))  # type: ignore[no-untyped-call]
+        num_own = min(-(-shape.num_devices // num_processes), MAX_HOST_DEVICES)
+        jax.config.update("jax_num_cpu_devices", num_own)  # type: ignore[no-untyped-call]
+    cache = settle(runtime)
     mesh = make_mesh(shape)
+    if group is not None:
+        say(f"process {jax.process_index()} of {jax.process_count()}, named by {group.named_by}")
+    if cache is not None:
+        say(f"compiled programs are kept in {cache}")
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
     backend = jax.default_backend()
     if backend == "cpu":

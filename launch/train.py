@@ -16,7 +16,7 @@ from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.config import env_sources, make_families, parse_training, printer, refuse
-from launch.devices import open_mesh, provenance
+from launch.devices import check_alone, open_mesh, provenance
 
 PROGRAM = "launch.train"
 
@@ -56,7 +56,8 @@ def _run(
     config: TrainConfig, changes: dict[str, str], families: Sequence[EnvFamily], sources: Mapping[str, EnvSource]
 ) -> int:
     say = printer()
-    mesh = open_mesh(parse_mesh(config.mesh), say)
+    mesh = open_mesh(parse_mesh(config.mesh), say, config.runtime)
+    check_alone()
     make_loss(config.loss)  # a function of the user's is looked at before anything else starts
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
