@@ -141,11 +141,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_every_episode_of_a_real_run_is_identical(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_episode_of_a_real_run_is_identical_and_has_spans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = tmp_path / "run"
     learns = ("--warm-up.copy-steps=30", "--warm-up.steps=120", "--episode.max-new-tokens=48")
-    assert train(tiny(run_dir, "--tasks=kg,alfworld", *learns)) == 0
+    assert train(tiny(run_dir, "--tasks=kg,alfworld", "--telemetry", *learns)) == 0
     episodes = read_records(run_dir / "episodes.jsonl")
+    spans = read_records(run_dir / "spans.jsonl")
+    tops = {
+        (s["attributes"]["agentrl.episode"], s["attributes"]["agentrl.env"]) for s in spans if s["name"] == "episode"
+    }
+    assert tops >= {(record["episode"], record["env"]) for record in episodes}  # one id across all logs
     assert {record["env"] for record in episodes} == {"kg", "alfworld"}
     for record in episodes:
         capsys.readouterr()
