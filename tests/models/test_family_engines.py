@@ -1,4 +1,7 @@
-"""The embedded engine's forward pass is the decoder's, for every family: chunk by chunk, and token by token."""
+"""The embedded engine's forward pass is the decoder's, chunk by chunk and token by token.
+
+For every family but qwen2, which tests/engines holds against double precision.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -16,8 +19,7 @@ from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.load import load_pretrained
 
 GOLDEN = Path(__file__).with_name("golden")
-# One per family, the untied one, the one with scaled angles, the one with biases.
-NAMES = ("qwen2-untied", "qwen3", "llama3", "glm", "glm4-biased")
+NAMES = ("qwen3", "llama3", "glm", "glm4-biased")
 SLOT = np.zeros(1, np.int32)
 
 

@@ -63,4 +63,4 @@ def test_stacking_adds_an_axis_and_a_layer_to_the_name():
     assert (spec.path, spec.shape, spec.axes) == (("layers", "norm", "scale"), (7, 5), ("layers", "norm"))
     assert (spec.hf_name, spec.hf_shape, spec.layer_shape) == ("model.layers.{layer}.norm.weight", (5,), (5,))
     assert not spec.has_decay
-    assert table("e", "e.weight", {"vocab": 3, "width": 2}).has_decay
+    assert table("e", "e.weight", {"vocab": 3, "vocab_width": 2}).has_decay
