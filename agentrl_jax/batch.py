@@ -66,7 +66,7 @@ class LossOutput(NamedTuple):
 
     loss: what is differentiated; the learner divides the sum of totals by the sum of weights, once.
     metrics: sums and weights, which add up over micro-batches. maxima: combined by the maximum; −inf if nothing was
-    measured. histograms: counts [K], which add up.
+    measured. histograms: counts [K] in the bins of algo/histograms.py, which add up.
     """
 
     loss: Weighted
