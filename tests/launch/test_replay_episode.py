@@ -141,7 +141,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_every_episode_of_a_real_run_is_identical_and_has_spans(
+def test_episodes_of_a_real_run_are_identical_and_have_spans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
