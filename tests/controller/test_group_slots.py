@@ -53,14 +53,14 @@ async def order_of(shares: dict[str, float], num_slots: int, asked: str, hold_s:
     """In which order groups get their places when all ask at once."""
     slots, order = GroupSlots(num_slots, lambda: shares), []
 
-    async def run(env: str) -> None:
+    async def run(env: str, number: int) -> None:
         async with slots.place(env):
             order.append(env)
-            await trio.sleep(hold_s[env])
+            await trio.sleep(hold_s[env] + 0.01 * number)  # no two end at the same moment
 
     async with trio.open_nursery() as nursery:
-        for env in asked:
-            nursery.start_soon(run, env)
+        for number, env in enumerate(asked):
+            nursery.start_soon(run, env, number)
             await trio.testing.wait_all_tasks_blocked()
     return order
 

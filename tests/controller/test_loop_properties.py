@@ -163,7 +163,7 @@ def check_versions(run: Simulation, scenario: Scenario) -> None:
 
 
 @given(scenario=scenarios, schedule=st.random_module())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_bounds_and_books_hold_under_every_schedule(scenario: Scenario, schedule: Any) -> None:
     run = simulation(scenario)
     result = run_virtual(lambda: run.run(scenario.num_steps))
@@ -175,7 +175,7 @@ def test_bounds_and_books_hold_under_every_schedule(scenario: Scenario, schedule
 
 
 @given(scenario=scenarios, stop_s=st.integers(0, 120), schedule=st.random_module())
-@settings(max_examples=50)
+@settings(max_examples=40)
 def test_a_stop_ends_everything_within_a_bound(scenario: Scenario, stop_s: int, schedule: Any) -> None:
     run = simulation(scenario)
 

@@ -63,7 +63,7 @@ class Forgetful(Simulation):
     async def on_step(self, record: StepRecord) -> None:
         self.learner.calls.clear()
         self.books = Books()
-        if record.step % 50 == 49:
+        if record.step % 20 == 19:
             gc.collect()
             self.num_objects.append(len(gc.get_objects()))
 
@@ -74,7 +74,7 @@ def test_mem_03_a_long_run_keeps_no_history() -> None:
 
     run = Forgetful(
         config=RolloutConfig(
-            group_size=2,
+            group_size=8,
             min_groups_per_batch=1,
             max_groups_per_batch=1,
             curriculum=CurriculumConfig(high=0.9),
@@ -85,10 +85,10 @@ def test_mem_03_a_long_run_keeps_no_history() -> None:
         engine=FakeEngine(script=lambda prompt, sampling: []),
         num_places=2,
     )
-    run_virtual(lambda: train_loop_of(run, 800))
-    # Of each env the newest 512 episodes, two a group, are looked at for warnings: 512 steps fill both windows.
+    run_virtual(lambda: train_loop_of(run, 260))
+    # Of each env the newest 512 episodes, eight a group, are looked at for warnings: 128 steps fill both windows.
     *_, full, _, _, _, last = run.num_objects
-    assert len(run.num_objects) == 16
+    assert len(run.num_objects) == 13
     assert last - full < 100
 
 
