@@ -22,7 +22,7 @@ from agentrl_jax.env import Action, EnvSource
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.testing.envs import EnvScript, SessionLog, scripted_sessions
 from agentrl_jax.testing.renderer import FakeRenderer
-from agentrl_jax.types import EpisodeEnd, Task
+from agentrl_jax.types import EpisodeEnd, Group, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 ROGUES = "agentrl_jax.testing.rogue_envs:rogue_envs"
@@ -83,6 +83,29 @@ def test_env_03_04_05_nothing_outlives_a_controller_that_is_killed_or_interrupte
         assert readable, "a process outlived its controller by five seconds"
     assert controller.returncode in (-how, 1, 130)
     assert ("KeyboardInterrupt" in errors) == (how is signal.SIGINT)
+
+
+async def test_env_01_an_env_process_killed_in_its_step_costs_its_own_episode_only(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    doomed = EnvSource(target=ROGUES, arguments={"deed": "hang", "at": "2", "announce": str(fifo)})
+    groups: list[Group] = []
+
+    async def run(setup: EpisodeSetup) -> None:
+        admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+        groups.append(await run_group(admitted, group_size=4, setup=setup))
+
+    async with open_process_sessions(doomed) as hanging, open_process_sessions(EnvSource(target=ROGUES)) as sessions:
+        made = iter([sessions, hanging, sessions, sessions])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, setup_over(lambda task: next(made)(task)))
+            (pid,) = map(int, (await trio.to_thread.run_sync(fifo.read_text)).split())
+            os.kill(pid, signal.SIGKILL)
+    ends = sorted((t.end.value, len(t.turns), t.reward) for t in groups[0].trajectories if t.reward is not None)
+    assert ends == [("completed", 2, 1.0)] * 3
+    (lost,) = (t for t in groups[0].trajectories if t.reward is None)
+    assert (lost.end, len(lost.turns)) == (EpisodeEnd.ENV_ERROR, 2)
+    assert lost.error == "a/train/0/0: step got no answer: its process was killed by SIGKILL"
 
 
 @pytest.mark.parametrize("at", ["reset", "1"])
