@@ -1,0 +1,222 @@
+"""The controller's side of session processes: starting the template, having it fork, talking to what it forked.
+
+See process_template.py for the other side.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TypeVar
+
+import trio
+
+from agentrl_jax.controller.process_frames import (
+    HEADER,
+    Born,
+    Died,
+    Reply,
+    Request,
+    TemplateReady,
+    TemplateSetup,
+    frame_length,
+    pack,
+    unpack,
+)
+from agentrl_jax.controller.process_template import COMMAND
+from agentrl_jax.env import EnvSource
+from agentrl_jax.errors import ConfigError, EnvError
+
+T = TypeVar("T")
+
+GONE_DEADLINE_S = 5.0
+"""The kernel ends killed processes; only one that it cannot end (a dead network disk) takes longer than a moment."""
+
+
+class _Frames:
+    """Frames over one stream socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(end))
+        self._buffer = bytearray()
+
+    async def send(self, value: object) -> None:
+        """Raises trio.BrokenResourceError if the other side is gone, EnvError if it cannot be said in JSON."""
+        await self._stream.send_all(pack(value))
+
+    async def receive(self, kind: type[T]) -> T | None:
+        """The next frame; None if the other side is gone. Raises EnvError if it is not a `kind`."""
+        try:
+            header = await self._exactly(HEADER.size)
+            payload = None if header is None else await self._exactly(frame_length(header))
+        except trio.BrokenResourceError:
+            return None
+        return None if payload is None else unpack(payload, kind)
+
+    async def _exactly(self, size: int) -> bytes | None:
+        while len(self._buffer) < size:
+            part = await self._stream.receive_some()
+            if not part:
+                return None
+            self._buffer += part
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def hang_up(self) -> None:
+        """Let the other side see the end of file. What it still says can be received."""
+        with suppress(OSError):  # it hung up first
+            self._stream.socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._stream.socket.close()
+
+
+class Child:
+    """One session process, from before its fork to after its end. Owns two descriptors here."""
+
+    def __init__(self) -> None:
+        ours, self._their_frames = socket.socketpair()
+        self._frames = _Frames(ours)
+        try:
+            lifeline, self._their_lifeline = socket.socketpair()
+        except OSError:
+            self._their_frames.close()
+            self._frames.close()
+            raise
+        self._lifeline = _Frames(lifeline)
+        self._obituary = ""
+        self.is_sound = False  # it runs, and nothing that was asked of it is unanswered
+
+    async def launch(self, control: trio.socket.SocketType) -> bool:
+        """Have it forked. False if the template is gone, or has no descriptors left. Raises EnvError if it cannot."""
+        fds = array.array("i", [self._their_frames.fileno(), self._their_lifeline.fileno()])
+        try:
+            await control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        finally:
+            self._close_their_ends()
+        born = await self._lifeline.receive(Born)
+        if born is not None and born.error:
+            raise EnvError(f"no process for a session: {born.error}")
+        return born is not None
+
+    async def exchange(self, request: Request) -> Reply | None:
+        """Its answer; None if it has died."""
+        try:
+            await self._frames.send(request)
+        except trio.BrokenResourceError:
+            return None
+        return await self._frames.receive(Reply)
+
+    def kill(self) -> None:
+        """SIGKILL it with all that it started, or let there be nothing to start. Never waits."""
+        self._close_their_ends()
+        self._lifeline.hang_up()
+
+    async def wait_gone(self) -> str:
+        """Return how it ended, once nothing of it is left."""
+        if not self._obituary:
+            died = await self._lifeline.receive(Died)
+            self._obituary = "its process was lost with the template process" if died is None else _describe(died)
+        return self._obituary
+
+    def release(self) -> None:
+        """Give the descriptors back; after `kill`."""
+        self._frames.close()
+        self._lifeline.close()
+
+    def _close_their_ends(self) -> None:
+        self._their_frames.close()
+        self._their_lifeline.close()
+
+
+def _describe(died: Died) -> str:
+    if died.code < 0:
+        with suppress(ValueError):
+            name = signal.Signals(-died.code).name
+            return _with_output(f"its process was killed by {name}", died.output)
+    return _with_output(f"its process exited with code {died.code}", died.output)
+
+
+def _with_output(text: str, output: str) -> str:
+    return f"{text}, after printing:\n{output.strip()}" if output.strip() else text
+
+
+class Template:
+    """The template process of one source; started anew if it dies."""
+
+    def __init__(self, source: EnvSource) -> None:
+        self._source = source
+        self._starting = trio.Lock()
+        self._process: trio.Process | None = None
+        self._control: trio.socket.SocketType | None = None
+
+    async def start(self) -> trio.socket.SocketType:
+        """The socket of the running template. Raises ConfigError if its source does not load."""
+        async with self._starting:
+            if self._control is None:
+                try:
+                    self._control = await self._start_anew()
+                finally:
+                    if self._control is None:
+                        await self._end()
+            return self._control
+
+    async def launch(self, child: Child) -> None:
+        """Have a session forked. Raises EnvError if that is not possible."""
+        control = await self.start()
+        if await child.launch(control):
+            return
+        async with self._starting:
+            if self._control is control:  # the first to notice
+                if not control.is_readable():  # it never says anything, so this would be the end of file
+                    raise EnvError(f"the template process of {self._source.target} has too many open files")
+                await self.stop()  # the next session starts another
+        raise EnvError(f"the template process of {self._source.target} died while it started a session")
+
+    async def stop(self) -> None:
+        """End it, and with it every session that still runs."""
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        await self._end()
+
+    async def _start_anew(self) -> trio.socket.SocketType:
+        ours, theirs = socket.socketpair()
+        control = trio.socket.from_stdlib_socket(ours)
+        try:
+            with theirs:
+                # In a group of its own: Ctrl-C is for the controller, which then ends its sessions in order.
+                self._process = await trio.lowlevel.open_process(
+                    [sys.executable, "-u", "-c", COMMAND, json.dumps(sys.path)],
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,
+                    env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+                    start_new_session=True,
+                )
+            frames = _Frames(ours)
+            await frames.send(TemplateSetup(target=self._source.target, arguments=self._source.arguments))
+            ready = await frames.receive(TemplateReady)
+            if ready is None or ready.error:
+                cause = ready.error if ready is not None else f"it ended with code {await self._process.wait()}"
+                raise ConfigError(f"the process for {self._source.target} could not make its envs: {cause}")
+        except BaseException:
+            control.close()
+            raise
+        return control
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(GONE_DEADLINE_S):
+                await process.wait()
+            process.kill()
+            await process.wait()
