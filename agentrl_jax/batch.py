@@ -40,6 +40,13 @@ class TokenBatch(NamedTuple):
     reference_logprobs: Float[Any, "B T"] | None = None  # of the frozen reference policy, if there is one
 
 
+class Scores(NamedTuple):
+    """Log-probabilities of the tokens of one micro-batch, under the params that a learner step began with."""
+
+    logprobs: Float[Any, "B T"]  # of every token but a segment's first, 0 there and where there is padding
+    reference_logprobs: Float[Any, "B T"] | None = None  # likewise of the frozen reference policy, if there is one
+
+
 def map_tokens(function: Callable[..., Any], *batches: TokenBatch) -> TokenBatch:
     """Apply `function` to each field [B, T], as many arguments as there are batches; `totals` are the first one's.
 

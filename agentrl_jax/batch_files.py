@@ -1,20 +1,25 @@
-"""Recorded batches: the packed batch of a learner step as a file, for replaying a loss on it."""
+"""Recorded batches: the packed batch of a learner step as a file, and the log-probabilities that the step gave its
+tokens, in float32: all that a loss is computed from, so that it can be replayed without a model."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentrl_jax.batch import TokenBatch, Totals
+from agentrl_jax.batch import Scores, TokenBatch, Totals
 from agentrl_jax.errors import RecordError
 from agentrl_jax.packing import PACKED_FIELDS, PackedBatch
 
 _FILE_FORMAT = 3
 
 
-def save_batch(path: Path, batch: PackedBatch) -> None:
-    """Write `batch` as a compressed npz without pickles, all or nothing; `load_batch` gives back the same arrays."""
+def save_batch(path: Path, batch: PackedBatch, scores: Sequence[Scores] = ()) -> None:
+    """Write `batch` as a compressed npz without pickles, all or nothing; `load_batch` gives back the same arrays.
+
+    scores: of each micro-batch, for `load_scores`; () if the step was skipped.
+    """
     content: dict[str, Any] = {
         "format": _FILE_FORMAT,
         "num_micro_batches": len(batch.micro_batches),
@@ -32,6 +37,10 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
             f"tokens/{name}": np.stack([getattr(m, name) for m in batch.micro_batches]) for name in PACKED_FIELDS
         }
         content["totals"] = np.array(batch.micro_batches[0].totals, np.float64)
+    for name in Scores._fields:
+        values = [getattr(part, name) for part in scores if getattr(part, name) is not None]
+        if values:
+            content[f"scores/{name}"] = np.stack(values)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         np.savez_compressed(file, **content)
@@ -66,3 +75,10 @@ def load_batch(path: Path) -> PackedBatch:
             stats=dict(zip(content["stats_names"].tolist(), values, strict=True)),
             segment_order=content["segment_order"],
         )
+
+
+def load_scores(path: Path) -> tuple[Scores, ...]:
+    """Read the scores of each micro-batch from a file of `save_batch`; () if it was given none."""
+    with np.load(path, allow_pickle=False) as content:
+        columns = [content[f"scores/{name}"] for name in Scores._fields if f"scores/{name}" in content]
+    return tuple(Scores(*parts) for parts in zip(*columns, strict=True))

@@ -358,7 +358,7 @@ class _Training:
             outcome = self.learner.step(packed)
         self.num_learned += 1
         if self.config.record_batches and packed.micro_batches:
-            save_batch(self.run_log.batch_path(self.num_learned), packed)
+            save_batch(self.run_log.batch_path(self.num_learned), packed, self.learner.scores)
         metrics = {**packed.stats, **outcome.as_dict()}
         is_finite = outcome.outcome != "non_finite"
         return StepOutcome(is_finite=is_finite, is_applied=outcome.is_applied, metrics=metrics)

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from agentrl_jax.checkpoint import CheckpointError, CheckpointStore
+from agentrl_jax.checkpoint_reading import CheckpointReader
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.sharding import make_mesh, parse_mesh
 
@@ -181,13 +182,32 @@ def test_anything_but_a_whole_checkpoint_is_refused_by_name(store: CheckpointSto
         store.loop_state(1)
 
 
-@pytest.mark.parametrize("change", [{"format": 99}, {"step": 4}])
-def test_a_foreign_record_is_refused(change: dict[str, int], store: CheckpointStore) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "is of format 99, but this version of agentrl_jax reads up to format 1"),
+        ({"format": 0}, "is of format 0 and step 1"),
+        ({"format": "x"}, "is of format x and step 1"),
+        ({"step": 4}, "is of format 1 and step 4"),
+    ],
+)
+def test_a_foreign_record_is_refused(change: dict[str, Any], message: str, store: CheckpointStore) -> None:
     save(store, 1)
     record = store.path(1) / "checkpoint.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | change))
-    with pytest.raises(ConfigError, match=f"is of format {change.get('format', 1)} and step {change.get('step', 1)}"):
+    with pytest.raises(ConfigError, match=message):
         store.loop_state(1)
+
+
+def test_a_run_that_goes_on_can_be_read_beside_it(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, 1)
+    under_way = store.folder / "step-00000002.partial"
+    under_way.mkdir()
+    reader = CheckpointReader(store.folder)
+    assert reader.steps() == (1,)
+    assert same(reader.restore(1, abstract(make_state(0))).state, make_state(1))
+    assert under_way.is_dir()
+    assert CheckpointReader(tmp_path / "none").steps() == ()
 
 
 def test_damaged_arrays_are_refused_by_name(store: CheckpointStore) -> None:

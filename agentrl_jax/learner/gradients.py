@@ -61,16 +61,16 @@ class GradientPrograms:
         # The loss's own metrics are not known yet: one sharding stands for all of them.
         self._sums_shardings: Any = Sums(trained.shardings(mesh), replicated)  # type: ignore[arg-type]
         self._make_zeros: Any = None
-        self._accumulate = jax.jit(self._add, out_shardings=self._sums_shardings, donate_argnums=2)
-        self._logprobs = jax.jit(self._forward_only, out_shardings=replicated)
         by_rows = named_sharding(mesh, ("rows", None), (mesh.shape["data"] * mesh.shape["fsdp"], 1))
+        self._accumulate = jax.jit(self._add, out_shardings=(self._sums_shardings, by_rows), donate_argnums=2)
+        self._logprobs = jax.jit(self._forward_only, out_shardings=replicated)
         self._reference = jax.jit(self._forward_frozen, out_shardings=by_rows)
         self._merge = jax.jit(trained.merged, out_shardings=param_shardings(trained.model, mesh))
 
     def zeros(self, trained: Params, frozen: Params, batch: TokenBatch) -> Sums:
         """Return the sums of no micro-batch; `batch` shows what the loss reports."""
         if self._make_zeros is None:
-            _, output = jax.eval_shape(self._total, trained, frozen, batch)
+            _, (output, _) = jax.eval_shape(self._total, trained, frozen, batch)
             shapes = self._trained.shapes()
 
             def make() -> Sums:
@@ -81,9 +81,12 @@ class GradientPrograms:
         zeros: Sums = self._make_zeros()
         return zeros
 
-    def accumulate(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> Sums:
-        """Return `sums` with those of `batch` added; the buffers of `sums` are taken."""
-        total: Sums = self._accumulate(trained, frozen, sums, batch)
+    def accumulate(
+        self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch
+    ) -> tuple[Sums, Float[Array, "B T"]]:
+        """Return `sums` with those of `batch` added, and the log-probabilities that they come from, split over devices
+        as the rows are; the buffers of `sums` are taken."""
+        total: tuple[Sums, Array] = self._accumulate(trained, frozen, sums, batch)
         return total
 
     def logprobs(self, trained: Params, frozen: Params, batch: TokenBatch) -> Float[Array, "B T"]:
@@ -137,16 +140,18 @@ class GradientPrograms:
     def _forward_frozen(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
         return self._forward(params, batch)[0]
 
-    def _total(self, trained: Params, frozen: Params, batch: TokenBatch) -> tuple[Float[Array, ""], LossOutput]:
+    def _total(
+        self, trained: Params, frozen: Params, batch: TokenBatch
+    ) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"]]]:
         logprobs, entropy = self._forward(self._trained.whole(trained, frozen), batch)
         output = self._loss(logprobs, batch)
         metrics = output.metrics | {"entropy": masked_sum(entropy, batch.loss_mask)}
-        return output.loss.total, output._replace(metrics=metrics)
+        return output.loss.total, (output._replace(metrics=metrics), logprobs)
 
-    def _add(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> Sums:
-        (_, output), grads = jax.value_and_grad(self._total, has_aux=True)(trained, frozen, batch)
+    def _add(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> tuple[Sums, Float[Array, "B T"]]:
+        (_, (output, logprobs)), grads = jax.value_and_grad(self._total, has_aux=True)(trained, frozen, batch)
         total: Params = jax.tree.map(jnp.add, sums.grads, grads)
-        return Sums(grads=total, output=add_outputs(sums.output, output))
+        return Sums(grads=total, output=add_outputs(sums.output, output)), logprobs
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossFn
-from agentrl_jax.batch import TokenBatch, Totals, map_tokens
+from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
 from agentrl_jax.errors import NoProgressError, RecordError
 from agentrl_jax.learner.compiles import CompileCounter
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
@@ -72,6 +72,7 @@ class Learner:
             self._reference = self._frozen if is_base else self._freeze(reference, self._gradients.dtype)
         self._state = self._updates.start(params if self.lora is None else init_adapters(model, self.lora))
         self._whole: Params | None = None
+        self._scores: list[Scores] = []
         self._num_skipped = 0
         self._compiles = CompileCounter()
         self._is_compiled = False
@@ -90,6 +91,14 @@ class Learner:
             with jax.set_mesh(self.mesh), self._compiles.counting():
                 self._whole = self._gradients.merge(self._state.params, self._frozen)
         return self._whole
+
+    @property
+    def scores(self) -> tuple[Scores, ...]:
+        """Of each micro-batch of the last step, on the host: what its loss was computed from; () if it was skipped.
+
+        One process holds the mesh.
+        """
+        return tuple(jax.device_get(self._scores))
 
     @property
     def attention(self) -> AttentionPlan:
@@ -149,6 +158,7 @@ class Learner:
         rows cannot be split over the mesh, RecordError for token ids outside of the vocabulary.
         """
         if not packed.micro_batches or not packed.loss_weight > 0:
+            self._scores = []
             return self._skipped()
         before = self.num_compiles
         with jax.set_mesh(self.mesh), self._compiles.counting():
@@ -176,13 +186,15 @@ class Learner:
 
     def _update(self, packed: PackedBatch) -> Figures:
         sums: Sums | None = None
+        self._scores = []
         for micro_batch in packed.micro_batches:
             batch = self._put(micro_batch)
             if self._reference is not None:
                 batch = self._gradients.with_reference(self._reference, batch)
             if sums is None:
                 sums = self._gradients.zeros(self._state.params, self._frozen, batch)
-            sums = self._gradients.accumulate(self._state.params, self._frozen, sums, batch)
+            sums, logprobs = self._gradients.accumulate(self._state.params, self._frozen, sums, batch)
+            self._scores.append(Scores(logprobs, batch.reference_logprobs))
         assert sums is not None
         self._whole = None
         self._state, figures = self._updates.apply(self._state, sums)
