@@ -22,6 +22,7 @@ from agentrl_jax.controller.episode import run_episode
 from agentrl_jax.controller.monitor import LoopMonitor
 from agentrl_jax.testing.envs import ScriptedFamily
 from benchmarks.controller_world import NUM_IDS, Shape, World
+from benchmarks.processor_clock import ProcessorClock
 
 Metrics = Mapping[str, float]
 
@@ -29,11 +30,12 @@ _PARK_AFTER_TURNS = 3
 _KB, _MB = 1e3, 1e6
 
 
-def concurrent(num_episodes: int, num_turns: int, latency_s: float, in_threads: bool) -> Metrics:
+def concurrent(num_episodes: int, num_turns: int, latency_s: float, in_threads: bool, on_wall_clock: bool) -> Metrics:
     """`num_episodes` live at a time until `num_turns` turns are taken, from the first start on.
 
     The time it takes to cancel what is still live at the end does not count.
     """
+    clock = None if on_wall_clock else ProcessorClock()
     groups = num_episodes // 8
     shape = Shape(num_groups=groups, groups_per_step=max(1, groups // 25), latency_s=latency_s, in_threads=in_threads)
     world = World(shape, turns_wanted=num_turns)
@@ -42,15 +44,15 @@ def concurrent(num_episodes: int, num_turns: int, latency_s: float, in_threads: 
     async def main() -> Metrics:
         async with trio.open_nursery() as nursery:
             await nursery.start(monitor.run)
-            begun, begun_s = time.process_time(), time.monotonic()
+            begun, begun_s = time.process_time(), trio.current_time()
             nursery.start_soon(world.run, sys.maxsize)
             await world.has_turns.wait()
-            cpu_s, wall_s = time.process_time() - begun, time.monotonic() - begun_s
+            cpu_s, passed_s = time.process_time() - begun, trio.current_time() - begun_s
             lag = monitor.statistics()
             nursery.cancel_scope.cancel()
         return {
             "cpu_ms_per_turn": 1e3 * cpu_s / world.num_turns,
-            "turns_per_s": world.num_turns / wall_s,
+            "turns_per_s": world.num_turns / passed_s,
             "lag_p50_ms": 1e3 * lag.lag_p50_s,
             "lag_p99_ms": 1e3 * lag.lag_p99_s,
             "lag_max_ms": 1e3 * lag.lag_max_s,
@@ -58,7 +60,7 @@ def concurrent(num_episodes: int, num_turns: int, latency_s: float, in_threads: 
         }
 
     with calm_collector():
-        return trio.run(main)
+        return trio.run(main, clock=clock)
 
 
 def live_memory(num_episodes: int, traced: bool) -> Metrics:

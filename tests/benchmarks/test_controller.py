@@ -22,8 +22,9 @@ def test_turns_and_replies_have_two_hundred_ids() -> None:
 
 
 def test_a_turn_costs_less_than_three_times_its_bound() -> None:
-    found = run_case(["concurrent", 400, 1_600, 0.5, False])
+    found = run_case(["concurrent", 400, 1_600, 0.5, False, False])
     assert found["cpu_ms_per_turn"] < 1.5
+    assert found["lag_p99_ms"] < 150.0
     assert found["peak_episodes"] >= 400
 
 
