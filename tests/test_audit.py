@@ -90,6 +90,7 @@ def test_a_good_run_passes_with_its_books(tmp_path: Path, capsys: pytest.Capture
         "groups admitted": 9,
         "trained": 4,
         "dropped": 1,
+        "without signal": 0,
         "cancelled": 1,
         "reissued": 2,
         "complete": 0,
@@ -98,7 +99,8 @@ def test_a_good_run_passes_with_its_books(tmp_path: Path, capsys: pytest.Capture
         "torn bytes": 0,
     }
     assert rows(text)["groups admitted"] == sum(
-        rows(text)[name] for name in ("trained", "dropped", "cancelled", "reissued", "complete", "in flight")
+        rows(text)[name]
+        for name in ("trained", "dropped", "without signal", "cancelled", "reissued", "complete", "in flight")
     )
 
 
