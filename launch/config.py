@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 import tyro
 
 from agentrl_jax.algo.corrections import CorrectionName
+from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions
@@ -54,6 +55,14 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
         refuse(error, program=program)
 
 
+def chosen_loss(loss: LossConfig, name: str | None, correction: CorrectionName | None) -> LossConfig:
+    """`loss` with another name or correction, where one is given, without the options of the ones it had."""
+    name = name or loss.name
+    if correction is None and name == loss.name:
+        correction = loss.correction
+    return loss if (name, correction) == (loss.name, loss.correction) else loss.with_choice(name, correction)
+
+
 @dataclass(frozen=True)
 class _StartLoss:
     name: str | None = None
@@ -61,13 +70,7 @@ class _StartLoss:
 
     def applied_to(self, config: TrainConfig) -> TrainConfig:
         """`config` with this loss and correction, without the options that belong to the ones it had."""
-        name = config.loss.name if self.name is None else self.name
-        correction = self.correction
-        if correction is None and name == config.loss.name:
-            correction = config.loss.correction
-        if (name, correction) == (config.loss.name, config.loss.correction):
-            return config
-        return replace(config, loss=config.loss.with_choice(name, correction))
+        return replace(config, loss=chosen_loss(config.loss, self.name, self.correction))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class _Start:
 def _parse_resumed(
     arguments: Sequence[str] | None, start: _Start, run_dir: Path, *, program: str
 ) -> tuple[TrainConfig, dict[str, str]]:
-    saved = _saved_config(run_dir)
+    saved = saved_config(run_dir, flag="--resume ")
     before = start.loss.applied_to(saved)
     resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=before)
     if resumed.run_dir != saved.run_dir:
@@ -100,14 +103,15 @@ def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
         raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
 
 
-def _saved_config(run_dir: Path) -> TrainConfig:
+def saved_config(run_dir: Path, *, flag: str = "") -> TrainConfig:
+    """The settings that a run in `run_dir`, which `flag` names, was last started with. Raises ConfigError."""
     path = run_dir / "config.json"
     if not path.is_file():
-        raise ConfigError(f"--resume {run_dir}: expected the directory of a run, but it has no config.json")
+        raise ConfigError(f"{flag}{run_dir}: expected the directory of a run, but it has no config.json")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"--resume {run_dir}: its config.json is not JSON: {error}") from error
+        raise ConfigError(f"{flag}{run_dir}: its config.json is not JSON: {error}") from error
     return TrainConfig.from_json(values)
 
 
