@@ -56,9 +56,12 @@ def resume_learning(
 def compile_ahead(learner: Learner, config: TrainConfig, say: Callable[[str], None]) -> None:
     """Compile the learner's programs before anyone waits for a step, and say how long that took."""
     begun = monotonic()
-    learner.compile_ahead(config.packing)
+    memory = learner.compile_ahead(config.packing)
     lengths = ", ".join(map(str, config.packing.row_tokens))
-    say(f"compiled the learner's step for rows of {lengths} tokens in {monotonic() - begun:.0f} s")
+    say(
+        f"compiled the learner's step for rows of {lengths} tokens in {monotonic() - begun:.0f} s; it needs up to "
+        f"{memory.peak / 1e9:.2g} GB on each device"
+    )
     say(f"attention: {learner.attention.backend} ({learner.attention.reason})")
 
 

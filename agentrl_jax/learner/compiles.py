@@ -1,15 +1,30 @@
-"""Counting what XLA compiles, so that a program compiled in the middle of a run is seen and not just felt."""
+"""What XLA compiles: how often, so that a program compiled in the middle of a run is seen and not just felt; and how
+much memory it will need."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _this_thread = threading.local()
+
+
+class Memory(NamedTuple):
+    """Bytes on each device. temporary: what a program takes for itself. peak: its arguments and results besides."""
+
+    temporary: int = 0
+    peak: int = 0
+
+    def at_least(self, compiled: Any) -> "Memory":
+        """The larger of both figures, with those of a compiled program."""
+        stats = compiled.memory_analysis()
+        temporary = stats.temp_size_in_bytes
+        held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return Memory(max(self.temporary, temporary), max(self.peak, temporary + held))
 
 
 class CompileCounter:

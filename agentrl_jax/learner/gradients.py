@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from agentrl_jax.algo.aggregate import add_outputs, masked_sum, no_output
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import LossOutput, TokenBatch
+from agentrl_jax.learner.compiles import Memory
 from agentrl_jax.learner.config import ComputeDType, LearnerConfig
 from agentrl_jax.learner.trained import Trained, param_shardings
 from agentrl_jax.models.attention import AttentionChoice, plan_attention
@@ -103,17 +104,20 @@ class GradientPrograms:
         params: Params = self._merge(trained, frozen)
         return params
 
-    def compile(self, trained: Params, frozen: Params, batch: TokenBatch, reference: Params | None) -> Sums:
-        """Compile what a step on micro-batches like `batch` calls, and return the sums of none of them."""
+    def compile(
+        self, trained: Params, frozen: Params, batch: TokenBatch, reference: Params | None
+    ) -> tuple[Sums, Memory]:
+        """Compile what a step on micro-batches like `batch` calls; return the sums of none of them, and its needs."""
+        memory = Memory()
         if reference is not None:
-            self._reference.lower(reference, batch).compile()
+            memory = memory.at_least(self._reference.lower(reference, batch).compile())
             # Of the same shape, dtype and sharding; nothing is computed from it.
             batch = batch._replace(reference_logprobs=batch.behavior_logprobs)
         sums = self.zeros(trained, frozen, batch)
-        self._accumulate.lower(trained, frozen, sums, batch).compile()
+        memory = memory.at_least(self._accumulate.lower(trained, frozen, sums, batch).compile())
         if self._trained.lora is not None:
-            self._merge.lower(trained, frozen).compile()
-        return sums
+            memory = memory.at_least(self._merge.lower(trained, frozen).compile())
+        return sums, memory
 
     def _forward(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         where = (batch.ids, batch.positions, batch.segment_ids)
@@ -148,7 +152,9 @@ class GradientPrograms:
         metrics = output.metrics | {"entropy": masked_sum(entropy, batch.loss_mask)}
         return output.loss.total, (output._replace(metrics=metrics), logprobs)
 
-    def _add(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> tuple[Sums, Float[Array, "B T"]]:
+    def _add(
+        self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch
+    ) -> tuple[Sums, Float[Array, "B T"]]:
         (_, (output, logprobs)), grads = jax.value_and_grad(self._total, has_aux=True)(trained, frozen, batch)
         total: Params = jax.tree.map(jnp.add, sums.grads, grads)
         return Sums(grads=total, output=add_outputs(sums.output, output)), logprobs

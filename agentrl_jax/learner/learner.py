@@ -1,6 +1,5 @@
 """The learner: owns params and optimiser, and turns a packed batch into one optimiser step."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.sharding import Mesh
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
 from agentrl_jax.errors import NoProgressError, RecordError
-from agentrl_jax.learner.compiles import CompileCounter
+from agentrl_jax.learner.compiles import CompileCounter, Memory
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
 from agentrl_jax.learner.gradients import Sums, gradient_programs
 from agentrl_jax.learner.lora import LoraConfig, init_adapters
@@ -132,21 +131,23 @@ class Learner:
         self._whole = None
         self._num_skipped = 0
 
-    def compile_ahead(self, packing: PackingConfig, report: Callable[[int], None] = lambda row_tokens: None) -> None:
-        """Compile everything that steps on batches packed so will call; report each row length before it is begun.
+    def compile_ahead(self, packing: PackingConfig) -> Memory:
+        """Compile everything that steps on batches packed so will call, and return the most that one program needs.
 
         From now on, what a step still compiles is counted in its `num_late_compiles`. Raises ConfigError if the rows
         cannot be split over the mesh.
         """
+        rows = packing.rows_per_micro_batch // num_row_shares(self.mesh)
+        needs = []
         with jax.set_mesh(self.mesh), self._compiles.counting():
-            rows = packing.rows_per_micro_batch // num_row_shares(self.mesh)
             for row_tokens in packing.row_tokens:
-                report(row_tokens)
                 one_token = pack_segments([1], {}, PackingConfig(row_tokens=(row_tokens,), rows_per_micro_batch=rows))
                 batch = self._put(one_token[0])
-                sums = self._gradients.compile(self._state.params, self._frozen, batch, self._reference)
-            self._updates.compile(self._state, sums)
+                sums, memory = self._gradients.compile(self._state.params, self._frozen, batch, self._reference)
+                needs.append(memory)
+            needs.append(self._updates.compile(self._state, sums))
         self._is_compiled = True
+        return Memory(*(max(figures) for figures in zip(*needs, strict=True)))
 
     def step(self, packed: PackedBatch) -> StepMetrics:
         """Take one optimiser step on the batch, or skip it and say why in `outcome`.

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.batch import LossOutput
+from agentrl_jax.learner.compiles import Memory
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
 from agentrl_jax.learner.gradients import Sums
 from agentrl_jax.learner.trained import Trained, shape_of
@@ -90,9 +91,9 @@ class UpdatePrograms:
         new, figures = self._apply(self._fetch(state), sums)
         return self._store(new), figures
 
-    def compile(self, state: TrainState, sums: Sums) -> None:
-        """Compile `apply`; nothing is computed."""
-        self._apply.lower(self._fetch(state), sums).compile()
+    def compile(self, state: TrainState, sums: Sums) -> Memory:
+        """Compile `apply` and return what it needs; nothing is computed."""
+        return Memory().at_least(self._apply.lower(self._fetch(state), sums).compile())
 
     def abstract_state(self) -> TrainState:
         """Return shape, dtype and sharding of each leaf of the state."""
