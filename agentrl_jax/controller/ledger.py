@@ -143,6 +143,8 @@ class Ledger:
         next_version = self.newest_version
         due = self._version + self._config.staleness_bound(env)
         capacity = self._config.batch_capacity
+        if len(self._entries) < (due - next_version + 1) * capacity:
+            return True  # nothing is due so soon, and so many, that it could matter
         dues = sorted([due, *(e.due for e in self._entries.values() if e.is_open)])
         return all(count <= (d - next_version + 1) * capacity for count, d in enumerate(dues, start=1) if d >= due)
 
@@ -221,19 +223,23 @@ class Ledger:
         """
         waits: dict[str, float] = {}
         while True:
-            batch, left_late = self._plan()
-            is_enough = len(batch) >= self._config.min_groups_per_batch
-            if is_enough and self._config.stragglers == "cancel":
+            while self._num_complete() < self._config.min_groups_per_batch:
+                await self._changed.wait()
+            batch, left_late = self._plan()  # which looks at every group: not at each that ends
+            if self._config.stragglers == "cancel":
                 for entry in left_late:
                     entry.state = _State.CANCELLED
                     entry.admitted.switch.trip()
                 return self._take(batch, waits)
-            if is_enough and not left_late:
+            if not left_late:
                 return self._take(batch, waits)
             begun = trio.current_time()
             await self._changed.wait()
-            for env in {entry.admitted.task.env for entry in left_late if is_enough}:
+            for env in {entry.admitted.task.env for entry in left_late}:
                 waits[env] = waits.get(env, 0.0) + trio.current_time() - begun
+
+    def _num_complete(self) -> int:
+        return sum(entry.state is _State.COMPLETE for entry in self._entries.values())
 
     def _plan(self) -> tuple[list[_Entry], list[_Entry]]:
         """The batch that a step would take now, and the groups that it must not leave behind."""
