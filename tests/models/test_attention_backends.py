@@ -9,7 +9,9 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from agentrl_jax.models import attention_cudnn
-from agentrl_jax.models.attention import attend_cudnn, attend_pallas, attend_xla
+from agentrl_jax.models.attention_cudnn import attend_cudnn
+from agentrl_jax.models.attention_pallas import attend_pallas
+from agentrl_jax.models.attention_xla import attend_xla
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.logprobs import token_logprobs
