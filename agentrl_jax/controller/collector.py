@@ -9,9 +9,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# New objects before a young collection: a pause of some milliseconds. Young collections before one of the middle
-# generation, and those before a full one: both visit whatever is alive, so they come every half a million new objects.
-_THRESHOLDS = (5_000, 100, 2)
+# New objects (more by so many than have gone) before a young collection, whose pause they bound: some milliseconds.
+# Young collections before one of the middle generation, and those before a full one: both visit whatever is alive, so
+# they come every half a million new objects.
+_THRESHOLDS = (1_000, 500, 2)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from agentrl_jax.testing.virtual import run_virtual
 def fail_in_a_calm_block() -> None:
     with calm_collector():
         assert gc.get_freeze_count() > 1000
-        assert gc.get_threshold() > (1_000, 0, 0)
+        assert gc.get_threshold()[1] > 100
         assert gc.isenabled()
         raise ValueError("inside")
 
