@@ -1,6 +1,6 @@
 """What every attention backend must do, each where it can run or be stood in for on a CPU."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -38,25 +38,36 @@ def use_stand_in(monkeypatch):
     monkeypatch.setattr(attention_cudnn, "flash_attention", partial(attention_cudnn.flash_attention, interpret=True))
 
 
-def value_and_gradients(attend, rows):
-    q, k, v, *where = rows
+def value_and_gradients(attend, where):
+    """Return a compiled function of (q, k, v)."""
 
     def total(q, k, v):
         out = attend(q, k, v, *where)
         return jnp.sum(jnp.sin(out)), out
 
-    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+
+
+@cache
+def by_the_reference():
+    rows = make_rows(LENGTH)
+    return value_and_gradients(attend_xla, rows[3:])(*rows[:3])[1]
 
 
 def test_output_and_gradients_are_those_of_the_reference(attend):
-    rows = make_rows(LENGTH)
-    (_, out), gradients = value_and_gradients(attend, rows)
+    q, k, v, *where = rows = make_rows(LENGTH)
+    run = value_and_gradients(attend, where)
+    (_, out), gradients = run(q, k, v)
     np.testing.assert_allclose(out, by_loops(*rows), atol=3e-6)
-    assert not np.asarray(out)[rows[3] == 0].any()
-    _, expected = value_and_gradients(attend_xla, rows)
-    for ours, theirs in zip(gradients, expected, strict=True):
+    is_padding = where[0] == 0
+    assert not np.asarray(out)[is_padding].any()
+    for ours, theirs in zip(gradients, by_the_reference(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=5e-6)
-        assert not np.asarray(ours)[rows[3] == 0].any()
+        assert not np.asarray(ours)[is_padding].any()
+    # Huge scores stay finite.
+    (total, _), gradients = run(q * 1e4, k, v)
+    assert np.isfinite(total)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 PROBES = {
@@ -82,21 +93,24 @@ def test_no_token_sees_what_it_must_not(attend):
             assert all(np.abs(before[0, t] - after[0, t]).max() > 1e-3 for t in range(8, 14))
 
 
+MODEL = ModelConfig(vocab_size=17, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, mlp_width=24)
+
+
+@partial(jax.jit, static_argnames="attend")
+def logprobs(params, ids, positions, segment_ids, attend):
+    hidden = hidden_states(MODEL, params, ids, positions, segment_ids, attend=attend)
+    head = head_matrix(params)
+    return token_logprobs(hidden, head, ids, positions, segment_ids, temperature=0.8, chunk_tokens=10)[0]
+
+
 def test_packed_log_probabilities_are_the_unpacked_ones(attend):
-    config = ModelConfig(vocab_size=17, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, mlp_width=24)
-    params = init_params(config, 0)
+    params = init_params(MODEL, 0)
     rng = np.random.default_rng(1)
     places = (((0, slice(0, 7)), 1), ((0, slice(7, 16)), 2), ((1, slice(0, 9)), 1))
     ids, positions, segment_ids = np.zeros((3, 2, LENGTH), np.int32)
     for where, number in places:
         size = ids[where].size
         ids[where], positions[where], segment_ids[where] = rng.integers(0, 17, size), np.arange(size), number
-
-    @partial(jax.jit, static_argnames="attend")
-    def logprobs(params, ids, positions, segment_ids, attend):
-        hidden = hidden_states(config, params, ids, positions, segment_ids, attend=attend)
-        head = head_matrix(params)
-        return token_logprobs(hidden, head, ids, positions, segment_ids, temperature=0.8, chunk_tokens=10)[0]
 
     packed = logprobs(params, ids, positions, segment_ids, attend)
     for where, _ in places:
@@ -109,13 +123,6 @@ def test_packed_log_probabilities_are_the_unpacked_ones(attend):
         assert np.abs(np.asarray(packed[where][1:])).min() > 1e-3
 
 
-def test_huge_scores_stay_finite(attend):
-    q, *rest = make_rows(LENGTH)
-    (total, _), gradients = value_and_gradients(attend, (q * 1e4, *rest))
-    assert np.isfinite(total)
-    assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -126,10 +133,10 @@ def test_huge_scores_stay_finite(attend):
 )
 def test_kernels_on_a_mesh_are_given_their_rows_and_heads(mesh):
     lengths = ((5, 9, 3), (20,), (), (11, 13))
-    rows = make_rows(LENGTH, lengths)
-    (_, expected), gradients = value_and_gradients(attend_xla, rows)
+    q, k, v, *where = make_rows(LENGTH, lengths)
+    (_, expected), gradients = value_and_gradients(attend_xla, where)(q, k, v)
     with jax.set_mesh(make_mesh(parse_mesh(mesh))):
-        (_, out), ours = value_and_gradients(interpreted, rows)
+        (_, out), ours = value_and_gradients(interpreted, where)(q, k, v)
     np.testing.assert_allclose(out, expected, atol=3e-6)
     for mine, theirs in zip(ours, gradients, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=5e-6)

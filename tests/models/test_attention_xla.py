@@ -22,7 +22,7 @@ def test_equals_loops_over_tokens_and_heads():
     np.testing.assert_allclose(attend(*rows), by_loops(*rows), atol=2e-6)
 
 
-@pytest.mark.parametrize("length", [64, 65, 130, 700])
+@pytest.mark.parametrize("length", [65, 300])
 def test_query_chunks_change_nothing(length):
     rows = make_rows(length, lengths=((length,), (40, length - 45), (3, 2, 30)))
     np.testing.assert_allclose(attend(*rows), by_loops(*rows), atol=3e-6)
@@ -51,6 +51,7 @@ def test_half_precision_in_half_precision_out():
     np.testing.assert_allclose(np.asarray(out, np.float32), by_loops(*rows), atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_long_row_never_holds_all_its_scores():
     length, heads = 4096, 4
     q = jax.ShapeDtypeStruct((1, length, heads, 16), jnp.float32)

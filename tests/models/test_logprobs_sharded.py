@@ -45,11 +45,10 @@ def sent_sizes(text):
 @pytest.mark.parametrize(
     ("mesh", "axes"),
     [
-        ("data=2,fsdp=2,tensor=2", ("width", "head_vocab")),
-        ("fsdp=2,tensor=4", ("vocab_width", "vocab")),
-        ("tensor=8", ("width", "head_vocab")),
+        pytest.param("data=2,fsdp=2,tensor=2", ("width", "head_vocab"), id="untied"),
+        pytest.param("fsdp=2,tensor=4", ("vocab_width", "vocab"), id="tied", marks=pytest.mark.slow),
+        pytest.param("tensor=8", ("width", "head_vocab"), id="tensor alone", marks=pytest.mark.slow),
     ],
-    ids=["untied", "tied", "tensor alone"],
 )
 def test_no_device_ever_holds_or_sends_all_logits(mesh, axes):
     mesh = make_mesh(parse_mesh(mesh))
