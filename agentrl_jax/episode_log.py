@@ -54,7 +54,8 @@ def read_episode(run_dir: Path, episode_id: str) -> RecordedEpisode:
     path = run_dir / "episodes.jsonl"
     if not path.is_file():
         raise ConfigError(f"{run_dir} has no episodes.jsonl; expected the run directory of a training run")
-    found, known = "", {}
+    found = ""
+    known: dict[str, None] = {}  # in order
     with path.open(encoding="ascii") as lines:
         for line in lines:
             match = _EPISODE.search(line)

@@ -29,15 +29,15 @@ def test_waiting_is_skipped_and_computing_counts() -> None:
 def test_a_task_that_computes_makes_others_late() -> None:
     lags = []
 
-    async def sleeper() -> None:
+    async def sleeper(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         due = trio.current_time() + 0.1
+        task_status.started()
         await trio.sleep_until(due)
         lags.append(trio.current_time() - due)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(sleeper)
-            await trio.lowlevel.checkpoint()
+            await nursery.start(sleeper)
             compute(0.3)
 
     trio.run(main, clock=ProcessorClock())
