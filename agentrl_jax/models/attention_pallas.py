@@ -1,5 +1,6 @@
 """JAX's own Triton flash attention (Dao 2023) for NVIDIA GPUs: forward and backward, with segment ids."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -71,7 +72,10 @@ def flash_attention(
 ) -> Float[Array, "B T H Dh"]:
     """One device's share of `attend_pallas`. Padding attends to padding, and gets what comes of it."""
     # Where it is used: the module needs jaxlib's GPU dialects, which a build for another platform may lack.
-    from jax.experimental.pallas.ops.gpu import attention as kernels
+    with warnings.catch_warnings():
+        # Newer versions of jax point to a package of its own.
+        warnings.filterwarnings("ignore", r"jax\.experimental\.pallas\.ops\.gpu\.attention", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention as kernels
 
     length, num_heads, head_dim = q.shape[1:]
     k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
