@@ -1,12 +1,10 @@
 """`TrainConfig`: everything a training run is made of, composed from the configs of its parts."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import tyro
 
 from agentrl_jax.algo.advantages import AdvantageConfig
@@ -21,15 +19,11 @@ from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.row_sizes import packing_for, rounded
 from agentrl_jax.runtime import RuntimeConfig
+from agentrl_jax.saved_config import config_changes, config_from_json, config_to_json
 from agentrl_jax.sft import WarmUpConfig
 from agentrl_jax.sharding import parse_mesh
-
-_ROWS = 4
-"""Rows of a micro-batch where nothing else is asked for: on a CPU its activations stay in cache."""
-
-_SIZE_STEP = 32
-"""Sizes are multiples of this, so that runs that differ a little share their compiled shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +171,7 @@ class TrainConfig:
 
     def with_context(self, max_context_tokens: int) -> "TrainConfig":
         """The config with every size that follows from the longest episode, and with one temperature."""
-        size = _rounded(max_context_tokens)
+        size = rounded(max_context_tokens)
         return replace(
             self,
             max_context_tokens=size,
@@ -197,10 +191,12 @@ class TrainConfig:
         """Rows for the learner. Raises ConfigError before `with_context` has settled the sizes."""
         if self.max_context_tokens is None:
             raise ConfigError("the rows of a batch are not known before the longest episode is")
-        shards = parse_mesh(self.mesh).num_row_shards
-        rows = self.rows_per_device or max(1, _ROWS // shards)
-        lengths = {_rounded(self.max_context_tokens / 2**halvings) for halvings in range(self.row_buckets)}
-        return PackingConfig(row_tokens=tuple(sorted(lengths)), rows_per_micro_batch=rows * shards)
+        return packing_for(
+            self.max_context_tokens,
+            mesh=self.mesh,
+            rows_per_device=self.rows_per_device,
+            row_buckets=self.row_buckets,
+        )
 
     @property
     def env_names(self) -> tuple[str, ...]:
@@ -229,27 +225,16 @@ class TrainConfig:
 
     def changes_from(self, saved: "TrainConfig") -> dict[str, str]:
         """What differs, by dotted name: "old → new"."""
-        old, new = _flat(saved.to_json()), _flat(self.to_json())
-        return {name: f"{old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]}
+        return config_changes(saved, self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values of every field, for RUN_DIR/config.json."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return config_to_json(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainConfig":
         """The inverse of `to_json`. Raises ConfigError if a field is unknown, missing its type, or refused."""
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
-        if unknown:
-            raise ConfigError(f"a saved config has fields that this version does not know: {', '.join(unknown)}")
-        try:
-            return msgspec.convert(values, cls, dec_hook=_decode)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"a saved config does not fit this version: {error}") from error
-
-
-def _rounded(num_tokens: float) -> int:
-    return math.ceil(num_tokens / _SIZE_STEP) * _SIZE_STEP
+        return config_from_json(cls, values)
 
 
 _FIXED = (
@@ -266,27 +251,3 @@ _FIXED = (
     "max_context_tokens",
 )
 """What a run is made of: a resumed run cannot change it."""
-
-
-def _decode(wanted: type, value: Any) -> Any:
-    if wanted is Path:
-        return Path(value)
-    raise TypeError(f"cannot read a {wanted.__name__}")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        is_section = isinstance(value, dict) and value
-        flat |= _flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(item) for key, item in asdict(value).items()}
-    if isinstance(value, dict):
-        return {getattr(key, "value", key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
