@@ -89,11 +89,12 @@ class Child:
             self._frames.close()
             raise
         self._lifeline = _Frames(lifeline)
+        self._was_born = False  # or never will be
         self._obituary = ""
         self.is_sound = False  # it runs, and nothing that was asked of it is unanswered
 
-    async def launch(self, control: trio.socket.SocketType) -> bool:
-        """Have it forked. False if the template is gone, or has no descriptors left. Raises EnvError if it cannot."""
+    async def hand_over(self, control: trio.socket.SocketType) -> bool:
+        """Ask for the fork, one task at a time. False if the template is gone."""
         fds = array.array("i", [self._their_frames.fileno(), self._their_lifeline.fileno()])
         try:
             await control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
@@ -101,7 +102,12 @@ class Child:
             return False
         finally:
             self._close_their_ends()
+        return True
+
+    async def wait_born(self) -> bool:
+        """False if the template is gone, or has no descriptors left. Raises EnvError if it cannot fork."""
         born = await self._lifeline.receive(Born)
+        self._was_born = True
         if born is not None and born.error:
             raise EnvError(f"no process for a session: {born.error}")
         return born is not None
@@ -122,6 +128,9 @@ class Child:
     async def wait_gone(self) -> str:
         """Return how it ended, once nothing of it is left."""
         if not self._obituary:
+            if not self._was_born:  # nobody waited for that long enough
+                with suppress(EnvError):
+                    await self.wait_born()
             died = await self._lifeline.receive(Died)
             self._obituary = "its process was lost with the template process" if died is None else _describe(died)
         return self._obituary
@@ -153,27 +162,23 @@ class Template:
 
     def __init__(self, source: EnvSource) -> None:
         self._source = source
-        self._starting = trio.Lock()
+        self._control_lock = trio.Lock()  # held to start it, to end it because it died, and to send it something
         self._process: trio.Process | None = None
         self._control: trio.socket.SocketType | None = None
 
-    async def start(self) -> trio.socket.SocketType:
-        """The socket of the running template. Raises ConfigError if its source does not load."""
-        async with self._starting:
-            if self._control is None:
-                try:
-                    self._control = await self._start_anew()
-                finally:
-                    if self._control is None:
-                        await self._end()
-            return self._control
+    async def start(self) -> None:
+        """Raises ConfigError if its source does not load."""
+        async with self._control_lock:
+            await self._running()
 
     async def launch(self, child: Child) -> None:
         """Have a session forked. Raises EnvError if that is not possible."""
-        control = await self.start()
-        if await child.launch(control):
+        async with self._control_lock:
+            control = await self._running()
+            is_sent = await child.hand_over(control)
+        if is_sent and await child.wait_born():
             return
-        async with self._starting:
+        async with self._control_lock:
             if self._control is control:  # the first to notice
                 if not control.is_readable():  # it never says anything, so this would be the end of file
                     raise EnvError(f"the template process of {self._source.target} has too many open files")
@@ -186,6 +191,16 @@ class Template:
         if control is not None:
             control.close()
         await self._end()
+
+    async def _running(self) -> trio.socket.SocketType:
+        """Its socket."""
+        if self._control is None:
+            try:
+                self._control = await self._start_anew()
+            finally:
+                if self._control is None:
+                    await self._end()
+        return self._control
 
     async def _start_anew(self) -> trio.socket.SocketType:
         ours, theirs = socket.socketpair()

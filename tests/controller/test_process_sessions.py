@@ -5,12 +5,14 @@ import math
 import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from agentrl_jax.controller.process_sessions import open_process_sessions
 from agentrl_jax.controller.process_trees import children
@@ -239,6 +241,39 @@ async def test_a_template_that_dies_takes_its_sessions_along_and_is_started_anew
 def template_pid() -> int:
     (pid,) = (p for p in children() if b"process_template" in Path(f"/proc/{p}/cmdline").read_bytes())
     return pid
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_session_cancelled_before_its_process_exists_is_closed_like_any_other() -> None:
+    async with rogues() as sessions:
+        session = sessions(TASK)
+        with stopped(template_pid()), trio.move_on_after(0.2) as patience:
+            await session.start()
+        assert patience.cancelled_caught
+        await session.close()
+
+
+async def test_sessions_that_start_while_the_template_is_busy_wait_for_each_other() -> None:
+    async with rogues() as sessions, trio.open_nursery() as nursery:
+        template = sessions(TASK)._template  # type: ignore[attr-defined]
+        template._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # it holds a few requests
+
+        async def play() -> None:
+            async with started(sessions) as session:
+                await session.interact(Action())
+
+        with stopped(template_pid()):
+            for _ in range(20):
+                nursery.start_soon(play)
+            await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_sigterm_of_the_template_ends_all_its_sessions(fifo: Path) -> None:
