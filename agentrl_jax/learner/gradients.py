@@ -13,12 +13,13 @@ from jaxtyping import Array, Float
 
 from agentrl_jax.algo.aggregate import add_outputs, masked_sum, no_output
 from agentrl_jax.algo.losses import LossFn
-from agentrl_jax.batch import LossOutput, TokenBatch
+from agentrl_jax.batch import LossOutput, TokenBatch, Weighted
 from agentrl_jax.learner.compiles import Memory
 from agentrl_jax.learner.config import ComputeDType, LearnerConfig
 from agentrl_jax.learner.trained import Trained, param_shardings
 from agentrl_jax.models.attention import AttentionChoice, plan_attention
 from agentrl_jax.models.decoder import head_matrix, hidden_states
+from agentrl_jax.models.hits import token_hits
 from agentrl_jax.models.logprobs import token_logprobs
 from agentrl_jax.models.params import Params
 from agentrl_jax.sharding import named_sharding
@@ -65,6 +66,7 @@ class GradientPrograms:
         by_rows = named_sharding(mesh, ("rows", None), (mesh.shape["data"] * mesh.shape["fsdp"], 1))
         self._accumulate = jax.jit(self._add, out_shardings=(self._sums_shardings, by_rows), donate_argnums=2)
         self._logprobs = jax.jit(self._forward_only, out_shardings=replicated)
+        self._validate = jax.jit(self._count_hits, out_shardings=replicated)
         self._reference = jax.jit(self._forward_frozen, out_shardings=by_rows)
         self._merge = jax.jit(trained.merged, out_shardings=param_shardings(trained.model, mesh))
 
@@ -95,6 +97,11 @@ class GradientPrograms:
         logprobs: Array = self._logprobs(trained, frozen, batch)
         return logprobs
 
+    def validate(self, trained: Params, frozen: Params, batch: TokenBatch) -> tuple[Weighted, Weighted]:
+        """Return (−log π, tokens that are the likeliest), each summed over loss_mask."""
+        sums: tuple[Weighted, Weighted] = self._validate(trained, frozen, batch)
+        return sums
+
     def with_reference(self, reference: Params, batch: TokenBatch) -> TokenBatch:
         """Return `batch` with reference_logprobs of the params `reference`, split over devices as its rows are."""
         return batch._replace(reference_logprobs=self._reference(reference, batch))
@@ -119,27 +126,52 @@ class GradientPrograms:
             memory = memory.at_least(self._merge.lower(trained, frozen).compile())
         return sums, memory
 
-    def _forward(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        where = (batch.ids, batch.positions, batch.segment_ids)
-        hidden = hidden_states(
+    def _hidden(self, params: Params, batch: TokenBatch) -> Float[Array, "B T D"]:
+        return hidden_states(
             self._trained.model,
             params,
-            *where,
+            batch.ids,
+            batch.positions,
+            batch.segment_ids,
             dtype=self.dtype,
             remat=self._config.remat,
             attend=self.attention.attend,
         )
+
+    def _score(
+        self, hidden: Float[Array, "B T D"], params: Params, batch: TokenBatch
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         return token_logprobs(
             hidden,
             head_matrix(params),
-            *where,
+            batch.ids,
+            batch.positions,
+            batch.segment_ids,
             temperature=self._config.temperature,
             chunk_tokens=self._config.logprob_chunk,
             banned_ids=self._config.banned_ids,
         )
 
+    def _forward(self, params: Params, batch: TokenBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        return self._score(self._hidden(params, batch), params, batch)
+
     def _forward_only(self, trained: Params, frozen: Params, batch: TokenBatch) -> Float[Array, "B T"]:
         return self._forward(self._trained.whole(trained, frozen), batch)[0]
+
+    def _count_hits(self, trained: Params, frozen: Params, batch: TokenBatch) -> tuple[Weighted, Weighted]:
+        params = self._trained.whole(trained, frozen)
+        hidden = self._hidden(params, batch)
+        logprobs, _ = self._score(hidden, params, batch)
+        hits = token_hits(
+            hidden,
+            head_matrix(params),
+            batch.ids,
+            batch.positions,
+            batch.segment_ids,
+            chunk_tokens=self._config.logprob_chunk,
+            banned_ids=self._config.banned_ids,
+        )
+        return masked_sum(-logprobs, batch.loss_mask), masked_sum(hits.astype(jnp.float32), batch.loss_mask)
 
     def _forward_frozen(self, params: Params, batch: TokenBatch) -> Float[Array, "B T"]:
         return self._forward(params, batch)[0]
@@ -152,9 +184,7 @@ class GradientPrograms:
         metrics = output.metrics | {"entropy": masked_sum(entropy, batch.loss_mask)}
         return output.loss.total, (output._replace(metrics=metrics), logprobs)
 
-    def _add(
-        self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch
-    ) -> tuple[Sums, Float[Array, "B T"]]:
+    def _add(self, trained: Params, frozen: Params, sums: Sums, batch: TokenBatch) -> tuple[Sums, Float[Array, "B T"]]:
         (_, (output, logprobs)), grads = jax.value_and_grad(self._total, has_aux=True)(trained, frozen, batch)
         total: Params = jax.tree.map(jnp.add, sums.grads, grads)
         return Sums(grads=total, output=add_outputs(sums.output, output)), logprobs

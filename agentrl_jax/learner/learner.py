@@ -15,7 +15,7 @@ from agentrl_jax.learner.compiles import CompileCounter, Memory
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
 from agentrl_jax.learner.gradients import Sums, gradient_programs
 from agentrl_jax.learner.lora import LoraConfig, init_adapters
-from agentrl_jax.learner.metrics import StepMetrics, to_metrics
+from agentrl_jax.learner.metrics import StepMetrics, Validation, to_metrics
 from agentrl_jax.learner.trained import Trained, param_shardings, shape_of
 from agentrl_jax.learner.updates import Figures, TrainState, update_programs
 from agentrl_jax.models.attention import AttentionPlan
@@ -184,6 +184,19 @@ class Learner:
             placed = self._put(micro_batch)
             result: Floats = np.asarray(self._gradients.logprobs(self._state.params, self._frozen, placed))
         return result
+
+    def validate(self, packed: PackedBatch) -> Validation:
+        """Return how well the current params predict the tokens of the batch's loss masks; nothing changes.
+
+        Raises ConfigError and RecordError as `step` does.
+        """
+        loss, hits, num_tokens = 0.0, 0.0, 0.0
+        with jax.set_mesh(self.mesh), self._compiles.counting():
+            for micro_batch in packed.micro_batches:
+                batch = self._put(micro_batch)
+                of_loss, of_hits = jax.device_get(self._gradients.validate(self._state.params, self._frozen, batch))
+                loss, hits, num_tokens = loss + of_loss.total, hits + of_hits.total, num_tokens + of_loss.weight
+        return Validation(loss=float(loss), hits=float(hits), num_tokens=int(num_tokens))
 
     def _update(self, packed: PackedBatch) -> Figures:
         sums: Sums | None = None

@@ -1,7 +1,7 @@
 """What a learner says about one step."""
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Literal, TypeAlias
 
 from agentrl_jax.algo.histograms import histogram_figures
@@ -49,6 +49,30 @@ class StepMetrics:
             **self.metrics,
         }
         return {name: value for name, value in figures.items() if isfinite(value)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Sums over tokens. loss: of −log π, nats. hits: tokens that the model finds likeliest. Several add up with +."""
+
+    loss: float = 0.0
+    hits: float = 0.0
+    num_tokens: int = 0
+
+    def __add__(self, other: "Validation") -> "Validation":
+        return Validation(
+            loss=self.loss + other.loss, hits=self.hits + other.hits, num_tokens=self.num_tokens + other.num_tokens
+        )
+
+    @property
+    def mean_loss(self) -> float:
+        """Nats per token; NaN without tokens."""
+        return self.loss / self.num_tokens if self.num_tokens else nan
+
+    @property
+    def accuracy(self) -> float:
+        """Share of tokens that greedy sampling would have got right, given those before; NaN without tokens."""
+        return self.hits / self.num_tokens if self.num_tokens else nan
 
 
 def to_metrics(figures: Figures, *, num_skipped: int, num_late_compiles: int) -> StepMetrics:
