@@ -1,4 +1,4 @@
-"""An engine without a model: a seeded toy policy (or a script) in virtual time. Implements `engines.protocol.Engine`.
+"""An engine without a model: a seeded toy policy (or a script) in virtual time. An `Engine` and a `ServableEngine`.
 
 The toy policy is a real distribution: the logits after a prefix are a hash of (version, prefix), so ids and
 log-probabilities obey the engine contract (temperature, greedy decoding, seeds, stop ids, version spans) exactly.
@@ -16,6 +16,7 @@ import numpy as np
 import trio
 
 from agentrl_jax.engines.protocol import EngineStatistics
+from agentrl_jax.engines.served import Sampled, Watch
 from agentrl_jax.errors import EngineError
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Completion, FinishReason, Floats, Ids, Pool, SamplingParams, VersionSpan, as_ids
@@ -48,6 +49,7 @@ class _Counters:
     sampled_tokens: int = 0
     num_nonfinite_logprobs: int = 0
     num_publishes: int = 0
+    prefilled_tokens: int = 0
 
 
 @dataclass
@@ -99,20 +101,24 @@ class FakeEngine:
         self._turns: set[trio.CancelScope] = set()
         self._prefixes: dict[str, tuple[int, Ids]] = {}
         self._is_dead = False
+        self._running = trio.Event()
+        self._running.set()
 
     @property
     def sessions(self) -> frozenset[str]:
         """The sessions whose prefix is kept, that is those that nobody has ended."""
         return frozenset(self._prefixes)
 
-    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
-        """See `Engine.generate`. Raises EngineError: dead, an empty prompt, or `fails` says so."""
+    async def generate(
+        self, prompt_ids: Ids, sampling: SamplingParams, *, session: str, watch: Watch | None = None
+    ) -> Completion:
+        """See `ServableEngine.generate`. Raises EngineError: dead, an empty prompt, or `fails` says so."""
         if not len(prompt_ids):
             raise EngineError(f"{self.name}: a prompt needs at least one id, got none (session {session})")
         self._counters.num_requests += 1
         with self._turn(session):
             async with self._slots:
-                return await self._serve(as_ids(prompt_ids), sampling, session)
+                return await self._serve(as_ids(prompt_ids), sampling, session, watch)
         raise EngineError(f"{self.name} died while it served session {session}")
 
     @contextmanager
@@ -129,7 +135,7 @@ class FakeEngine:
             finally:
                 self._turns.discard(death)
 
-    async def _serve(self, prompt: Ids, sampling: SamplingParams, session: str) -> Completion:
+    async def _serve(self, prompt: Ids, sampling: SamplingParams, session: str, watch: Watch | None) -> Completion:
         started_version, cached = self.version, self._cached_tokens(prompt, session)
         pause_s = self.token_latency(session, sampling)
         script = None if self.script is None else self._scripted(prompt, sampling)
@@ -138,6 +144,7 @@ class FakeEngine:
         finish: FinishReason = "length"
         while len(sampled.ids) < sampling.max_new_tokens and finish == "length":
             await trio.sleep(pause_s)
+            await self._running.wait()
             if self.fails(session, sampling):
                 raise EngineError(f"{self.name} failed on purpose (session {session})")
             said = None if script is None else script[len(sampled.ids)]
@@ -146,6 +153,8 @@ class FakeEngine:
             sampled.ids.append(token)
             sampled.logprobs.append(logprob)
             sampled.versions.append(self.version)
+            if watch is not None:
+                watch(Sampled(ids=(token,), logprobs=(logprob,), version=self.version))
             finish = "stop" if token in sampling.stop_ids else "length"
         completion = self._completion(sampled, finish, cached)
         self._count(completion, len(prompt))
@@ -195,6 +204,7 @@ class FakeEngine:
     def _count(self, completion: Completion, prompt_tokens: int) -> None:
         self._counters.prompt_tokens += prompt_tokens
         self._counters.cached_tokens += completion.cached_tokens
+        self._counters.prefilled_tokens += prompt_tokens - completion.cached_tokens
         self._counters.sampled_tokens += len(completion.ids)
         self._counters.num_nonfinite_logprobs += int((~completion.loss_mask).sum())
 
@@ -224,6 +234,17 @@ class FakeEngine:
                 raise EngineError(f"{self.name}: the weights of version {version} do not fit; serving {self.version}")
             self.version = version
             self._counters.num_publishes += 1
+
+    async def pause(self) -> None:
+        """See `ServableEngine.pause`."""
+        await trio.lowlevel.checkpoint()
+        if self._running.is_set():
+            self._running = trio.Event()
+
+    async def resume(self) -> None:
+        """See `ServableEngine.resume`."""
+        await trio.lowlevel.checkpoint()
+        self._running.set()
 
     def die(self) -> None:
         """Fail every running turn, and every later request until `revive`."""

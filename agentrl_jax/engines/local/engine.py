@@ -10,11 +10,25 @@ import jax
 import trio
 
 from agentrl_jax.engines.local.config import LocalEngineConfig
-from agentrl_jax.engines.local.device_loop import Abort, Close, DeviceLoop, EndSession, Event, Submit, Swap, Swapped
+from agentrl_jax.engines.local.device_loop import (
+    Abort,
+    Close,
+    DeviceLoop,
+    EndSession,
+    Event,
+    Pause,
+    Paused,
+    Progress,
+    Resume,
+    Submit,
+    Swap,
+    Swapped,
+)
 from agentrl_jax.engines.local.runner import Runner
 from agentrl_jax.engines.local.scheduler import Scheduler
 from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.engines.protocol import EngineStatistics
+from agentrl_jax.engines.served import Watch
 from agentrl_jax.errors import EngineError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.types import Completion, Ids, Pool, SamplingParams, as_ids
@@ -50,10 +64,11 @@ async def open_local_engine(
 class _Waiter:
     is_done: trio.Event = field(default_factory=trio.Event)
     turn: ServedTurn | None = None
+    watch: Watch | None = None
 
 
 class LocalEngine:
-    """Implements `engines.protocol.Engine` with a model in this process. Made by `open_local_engine`.
+    """Implements `Engine` and `ServableEngine` with a model in this process. Made by `open_local_engine`.
 
     Every token's log-probability is that of exactly one policy version, given all ids before it: after a publish the
     prompt and what was sampled so far are computed again by the new weights before the turn goes on.
@@ -69,6 +84,7 @@ class LocalEngine:
         self._waiters: dict[int, _Waiter] = {}
         self._publishing = trio.Lock()
         self._swapped = trio.Event()
+        self._paused: list[trio.Event] = []
 
     @property
     def name(self) -> str:
@@ -113,12 +129,15 @@ class LocalEngine:
             self._stop(f"its device loop raised {error!r}")
             raise
 
-    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
-        """See `Engine.generate`. Raises EngineError: the prompt does not fit, or the engine has stopped."""
+    async def generate(
+        self, prompt_ids: Ids, sampling: SamplingParams, *, session: str, watch: Watch | None = None
+    ) -> Completion:
+        """See `ServableEngine.generate`. Raises EngineError: the prompt does not fit, or the engine has stopped."""
         prompt = self._checked(prompt_ids, session)
         request_id = next(self._request_ids)
-        waiter = self._waiters[request_id] = _Waiter()
-        self._loop.inbox.put(Submit(ServedTurn(request_id, prompt, sampling, session)))
+        waiter = self._waiters[request_id] = _Waiter(watch=watch)
+        turn = ServedTurn(request_id, prompt, sampling, session, is_watched=watch is not None)
+        self._loop.inbox.put(Submit(turn))
         try:
             await waiter.is_done.wait()
         finally:
@@ -151,6 +170,22 @@ class LocalEngine:
                 await self._swapped.wait()
             self._check_open()
 
+    async def pause(self) -> None:
+        """See `ServableEngine.pause`."""
+        self._check_open()
+        paused = trio.Event()
+        self._paused.append(paused)
+        self._loop.inbox.put(Pause())
+        with trio.CancelScope(shield=True):  # at most one device call
+            await paused.wait()
+        self._check_open()
+
+    async def resume(self) -> None:
+        """See `ServableEngine.resume`."""
+        self._check_open()
+        await trio.lowlevel.checkpoint()
+        self._loop.inbox.put(Resume())
+
     def _check_open(self) -> None:
         if self._stopped:
             raise EngineError(f"engine {self._name} cannot serve: {self._stopped}")
@@ -178,14 +213,24 @@ class LocalEngine:
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Swapped):
-                self._swapped.set()
-            elif (waiter := self._waiters.get(event.request_id)) is not None:
-                waiter.turn = event
-                waiter.is_done.set()
+            match event:
+                case Swapped():
+                    self._swapped.set()
+                case Paused():
+                    self._paused.pop(0).set()
+                case _ if (waiter := self._waiters.get(event.request_id)) is None:
+                    pass
+                case Progress(_, sampled):
+                    assert waiter.watch is not None
+                    waiter.watch(sampled)
+                case ServedTurn():
+                    waiter.turn = event
+                    waiter.is_done.set()
 
     def _stop(self, reason: str) -> None:
         self._stopped = self._stopped or reason
         for waiter in self._waiters.values():
             waiter.is_done.set()
+        for paused in self._paused:
+            paused.set()
         self._swapped.set()

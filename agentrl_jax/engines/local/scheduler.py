@@ -3,6 +3,7 @@
 Host logic only: no jax, no threads, no clock. Invariants:
 - The first `num_held` ids of a slot are in its cache, computed by exactly the weights of the slot's `version`.
 - A running turn always has at least one id that is not in the cache: the one the next draw comes after.
+- What turns have in common is computed once: a later turn waits for the slot that is computing it, and gets a copy.
 - A session keeps its slot between turns until another turn needs it; least recently used sessions lose theirs first,
   and none so soon that its environment had no chance to answer.
 """
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentrl_jax.engines.local.config import LocalEngineConfig
-from agentrl_jax.engines.local.steps import ClearStep, DecodeStep, Draws, PrefillStep, Step, seed_words
+from agentrl_jax.engines.local.slots import Slot
+from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep, Step, seed_words
 from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.engines.protocol import EngineStatistics
 from agentrl_jax.types import Bools, Floats, Ids
@@ -24,39 +26,14 @@ _GRACE_CALLS = 16
 _CALL_TOKENS = 64  # what a prefill call costs besides its tokens, in tokens
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One row of the cache. ids [T]: the segment it serves, of which the first num_ids count."""
-
-    index: int
-    ids: Ids
-    version: int
-    num_ids: int = 0
-    num_held: int = 0
-    session: str | None = None
-    turn: ServedTurn | None = None
-    last_used: int = 0
-    is_poisoned: bool = False  # may hold values that are not finite
-
-    @property
-    def num_pending(self) -> int:
-        return self.num_ids - self.num_held
-
-    def num_common(self, prompt: Ids, version: int) -> int:
-        """How many ids of `prompt` need not be computed; at least its last one does, to draw after it."""
-        if version != self.version or self.is_poisoned:
-            return 0
-        length = min(self.num_held, len(prompt) - 1)
-        differs = self.ids[:length] != prompt[:length]
-        return int(differs.argmax()) if differs.any() else length
-
-
 @dataclass(slots=True)
 class _Counters:
     num_requests: int = 0
     num_aborted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    shared_tokens: int = 0
+    prefilled_tokens: int = 0
     sampled_tokens: int = 0
     num_nonfinite_logprobs: int = 0
     num_publishes: int = 0
@@ -115,8 +92,11 @@ class Scheduler:
         """From now on tokens are those of `version`: whatever is cached is stale, running turns start over."""
         self.version = version
         self._counters.num_publishes += 1
-        for slot in self._running():
+        running = self._running()
+        for slot in running:
             self._empty(slot)
+        for slot in running:
+            slot.follow(running)
 
     def next_step(self) -> Step | None:
         """Give slots to waiting turns, then say what the device does next; None if nothing is running."""
@@ -129,6 +109,11 @@ class Scheduler:
             return ClearStep(keep=keep)
         running = self._running()
         unfed = [slot for slot in running if slot.num_pending > 1]
+        followers = [slot for slot in unfed if self._is_follower(slot)]
+        ready = [slot for slot in followers if slot.leader and slot.leader.num_held >= slot.num_shared]
+        if ready:
+            return self._copy_step(ready)
+        unfed = [slot for slot in unfed if slot.leader is None]
         if unfed:
             return self._prefill_step(unfed)
         return self._decode_step(running) if running else None
@@ -139,6 +124,7 @@ class Scheduler:
         for row in range(step.num_rows):
             slot = self._slots[step.slots[row]]
             slot.num_held += int(step.counts[row])
+            self._counters.prefilled_tokens += int(step.counts[row])
             slot.is_poisoned |= not np.isfinite(logprobs[row])
             if slot.num_pending == 0:
                 finished += self._extend(slot, [int(ids[row])], [float(logprobs[row])])
@@ -154,6 +140,9 @@ class Scheduler:
             slot.is_poisoned |= not is_finite[index]
             finished += self._extend(slot, id_rows[index], logprob_rows[index])
         return finished
+
+    def running_turns(self) -> list[ServedTurn]:
+        return [slot.turn for slot in self._slots if slot.turn is not None]
 
     def statistics(self) -> EngineStatistics:
         counters = {name: getattr(self._counters, name) for name in _Counters.__slots__}
@@ -204,9 +193,10 @@ class Scheduler:
         self._temperatures[slot.index] = turn.sampling.temperature
         self._counters.prompt_tokens += len(turn.prompt)
         self._counters.cached_tokens += turn.cached_tokens
+        slot.follow(self._slots)
 
     def _empty(self, slot: Slot) -> None:
-        slot.num_held, slot.version = 0, self.version
+        slot.num_held, slot.version, slot.leader = 0, self.version, None
         if slot.is_poisoned:
             self._to_clear.add(slot.index)
             slot.is_poisoned = False
@@ -229,6 +219,25 @@ class Scheduler:
             return []
         self._release(slot)
         return [turn]
+
+    def _is_follower(self, slot: Slot) -> bool:
+        if slot.leader is not None and not slot.is_following:
+            slot.follow(self._slots)
+        return slot.leader is not None
+
+    def _copy_step(self, followers: list[Slot]) -> CopyStep:
+        """Copies are done, as far as the books go, once they are ordered: the device takes one step after another."""
+        sources, counts = np.zeros(len(self._slots), np.int32), np.zeros(len(self._slots), np.int32)
+        for slot in followers:
+            assert slot.leader is not None
+            assert slot.turn is not None
+            sources[slot.index], counts[slot.index] = slot.leader.index, slot.num_shared
+            self._counters.shared_tokens += slot.num_shared - slot.num_held
+            slot.num_held, slot.leader = slot.num_shared, None
+            cached = min(slot.num_held, len(slot.turn.prompt) - 1)
+            self._counters.cached_tokens += max(0, cached - slot.turn.cached_tokens)
+            slot.turn.cached_tokens = max(cached, slot.turn.cached_tokens)
+        return CopyStep(sources=sources, counts=counts)
 
     def _prefill_step(self, unfed: list[Slot]) -> PrefillStep:
         unfed.sort(key=lambda slot: -slot.num_pending)

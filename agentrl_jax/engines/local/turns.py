@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agentrl_jax.engines.served import Sampled
 from agentrl_jax.types import Completion, FinishReason, Ids, Pool, SamplingParams, VersionSpan
 
 
@@ -14,12 +15,15 @@ class ServedTurn:
 
     cached_tokens: prompt tokens found in the cache when the turn got its slot.
     finish_reason: None while the turn is running.
+    is_watched: somebody wants to see what it samples; num_reported: how many ids they have seen.
     """
 
     request_id: int
     prompt: Ids
     sampling: SamplingParams
     session: str
+    is_watched: bool = False
+    num_reported: int = 0
     cached_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -45,6 +49,15 @@ class ServedTurn:
                 self.finish_reason = "length"
                 break
         return len(self.ids) - before
+
+    def news(self) -> Sampled | None:
+        """What has been sampled since the last call, all by one version if each device call is followed by one."""
+        if not self.is_watched or self.num_reported == len(self.ids):
+            return None
+        start, self.num_reported = self.num_reported, len(self.ids)
+        return Sampled(
+            ids=tuple(self.ids[start:]), logprobs=tuple(self.logprobs[start:]), version=self.version_starts[-1][0]
+        )
 
     def completion(self, *, engine: str, pool: Pool) -> Completion:
         """The finished turn as a record; log-probabilities that are not finite are masked and stored as 0."""
