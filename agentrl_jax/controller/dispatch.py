@@ -34,6 +34,7 @@ class PlaceHolder:
         self.is_available = is_available
         self.taken = dict.fromkeys(capacity, 0)
         self.last_granted = 0
+        self._freed = trio.Event()
 
     def load(self, env: str) -> float:
         """The share of the places for `env` that is taken; 1 or more if none is free."""
@@ -43,6 +44,20 @@ class PlaceHolder:
     @property
     def num_taken(self) -> int:
         return sum(self.taken.values())
+
+    def free(self, env: str) -> None:
+        """A place is no longer taken."""
+        self.taken[env] -= 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those that `wait_freed` look again."""
+        self._freed.set()
+        self._freed = trio.Event()
+
+    async def wait_freed(self) -> None:
+        """Return after the next `free` or `wake`."""
+        await self._freed.wait()
 
 
 class _Waiter:
@@ -107,7 +122,7 @@ class Dispatcher:
 
     def give_back(self, holder: PlaceHolder, env: str) -> None:
         """Free the place, for the next in line."""
-        holder.taken[env] -= 1
+        holder.free(env)
         self._advance(env)
 
     def statistics(self) -> dict[str, LineStatistics]:

@@ -92,7 +92,6 @@ class _Entry:
         self.is_dead = False
         self.switch = CancelSwitch()  # over the calls to it
         self.death = trio.CancelScope()
-        self.idle = trio.Event()
         self.places = PlaceHolder(name, capacity, self.is_available)
 
     @property
@@ -160,8 +159,7 @@ class WorkerRegistry:
         """Return once it has no sessions, or is lost. Raises ConfigError for a worker that is not registered."""
         entry = self._entry(name)
         while entry.places.num_taken and not entry.lost:
-            entry.idle = trio.Event() if entry.idle.is_set() else entry.idle
-            await entry.idle.wait()
+            await entry.places.wait_freed()
         await trio.lowlevel.checkpoint()
 
     def remove(self, name: str) -> None:
@@ -198,8 +196,6 @@ class WorkerRegistry:
 
     def give_back(self, entry: _Entry, env: str) -> None:
         self._dispatcher.give_back(entry.places, env)
-        if not entry.places.num_taken:
-            entry.idle.set()
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -227,7 +223,7 @@ class WorkerRegistry:
         self._dispatcher.remove(entry.places)
         entry.switch.trip()
         entry.death.cancel()
-        entry.idle.set()
+        entry.places.wake()
 
 
 class WorkerSession:

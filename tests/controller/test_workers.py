@@ -184,6 +184,21 @@ async def test_draining_ends_nothing_and_blocks_nobody(autojump_clock: MockClock
             await each.close()
 
 
+async def test_a_place_that_was_granted_and_given_up_at_once_keeps_no_worker_busy(autojump_clock: MockClock) -> None:
+    async def give_up(session: Session) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await session.reserve()
+
+    for _ in range(8):  # trio draws which of the two runs first
+        async with world() as (registry, host, _), trio.open_nursery() as nursery:
+            registry.register("w", host, {"a": 1}, beats=False)
+            nursery.start_soon(give_up, registry.session(TASK))
+            with trio.fail_after(1.0):
+                await trio.lowlevel.checkpoint()
+                await registry.wait_idle("w")
+
+
 async def test_removing_ends_the_sessions_at_once_and_closes_them(autojump_clock: MockClock) -> None:
     async with world(replace(SCRIPT, step_s=50.0)) as (registry, host, log):
         registry.register("w", host, {"a": 2}, beats=False)
