@@ -8,7 +8,11 @@ from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """A snapshot of counters since the start (`num_*`, `*_tokens`) and of what is going on now (`running`, …)."""
+    """A snapshot of counters since the start (`num_*`, `*_tokens`) and of what is going on now (`running`, …).
+
+    cached_tokens: of prompts, not computed for the turn that asked. shared_tokens: ids whose keys and values came from
+    another session's. prefilled_tokens: ids computed before a draw, those computed anew after a publish included.
+    """
 
     version: int
     running: int
@@ -20,6 +24,13 @@ class EngineStatistics:
     sampled_tokens: int
     num_nonfinite_logprobs: int
     num_publishes: int
+    shared_tokens: int = 0
+    prefilled_tokens: int = 0
+
+    @property
+    def prefill_saved_frac(self) -> float:
+        """1 - prefilled_tokens / prompt_tokens: the share of prompts that nobody computed; 0 before the first turn."""
+        return 1.0 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class Engine(Protocol):

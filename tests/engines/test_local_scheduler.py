@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.scheduler import Scheduler
-from agentrl_jax.engines.local.steps import ClearStep, DecodeStep, PrefillStep
+from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, PrefillStep
 from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.types import Floats, Ids, SamplingParams, as_ids
 
 CONFIG = LocalEngineConfig(num_slots=3, cache_tokens=20, prefill_shapes=((1, 3), (2, 5)), decode_block=3)
 STOP = 0
+SHARED = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 8, 2, 7]  # what prompts have in common
 
 
 def next_id(version: int, prefix: Iterable[int], seed: int, index: int) -> int:
@@ -68,12 +69,19 @@ class ListDevice:
                 draws[n, slot] = token
         return draws, np.full((3, 3), -1.0, np.float32)
 
+    def copy(self, step: CopyStep) -> None:
+        before = [list(cells) for cells in self.cells]
+        for slot, (source, count) in enumerate(zip(step.sources, step.counts, strict=True)):
+            self.cells[slot][:count] = before[source][:count]
+
     def advance(self, scheduler: Scheduler) -> list[ServedTurn]:
         match scheduler.next_step():
             case PrefillStep() as step:
                 return scheduler.record_prefill(step, *self.prefill(step))
             case DecodeStep() as step:
                 return scheduler.record_decode(step, *self.decode(step))
+            case CopyStep() as step:
+                self.copy(step)
         return []
 
 
@@ -103,7 +111,7 @@ def test_whatever_happens_every_turn_is_what_its_versions_say(data: st.DataObjec
         match data.draw(st.sampled_from(actions)):
             case "submit":
                 session = f"s{data.draw(st.integers(0, 5))}"
-                kept = histories.get(session, [])[: data.draw(st.integers(0, 25))]
+                kept = data.draw(st.sampled_from([SHARED, histories.get(session, [])]))[: data.draw(st.integers(0, 25))]
                 prompt = [*kept, *data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=8))][:19]
                 open_turns[request_id] = turn(request_id, prompt, session, data.draw(st.integers(1, 9)))
                 scheduler.submit(open_turns[request_id])
@@ -257,7 +265,7 @@ def test_the_prefill_shape_fits_what_is_pending() -> None:
     assert step.ids.shape == (2, 128)
     assert step.counts.tolist() == [128, 10]  # the longest first
     for request_id in range(2, 8):
-        scheduler.submit(turn(request_id, range(16), f"s{request_id}"))
+        scheduler.submit(turn(request_id, [request_id] * 16, f"s{request_id}"))
     scheduler.abort(1)
     step = scheduler.next_step()
     assert isinstance(step, PrefillStep)

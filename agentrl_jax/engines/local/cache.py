@@ -22,6 +22,7 @@ class LayerCache(NamedTuple):
 
 
 Caches = tuple[LayerCache, ...]
+_COPIED = 64  # columns that are copied at a time
 
 
 def init_caches(model: ModelConfig, num_slots: int, num_columns: int, dtype: Any) -> Caches:
@@ -35,6 +36,39 @@ def clear_slots(caches: Caches, keep: Bool[Array, " S"]) -> Caches:
     """Zero the slots that are not kept: those that hold values that are not finite."""
     cleared: Caches = jax.tree.map(lambda x: jnp.where(keep[:, None, None, None], x, jnp.zeros((), x.dtype)), caches)
     return cleared
+
+
+def copy_prefixes(caches: Caches, sources: Int[Array, " S"], counts: Int[Array, " S"]) -> Caches:
+    """Store the first `counts[s]` <= T columns of slot `sources[s]` in slot s too; a count of 0 changes nothing.
+
+    No slot may be a source of columns that the same call changes. In windows of columns, only as far as the count.
+    """
+    num_slots, _, _, length = caches[0].keys.shape
+    width = min(_COPIED, length)
+
+    def copy_window(slot: Array, index: Array, caches: Caches) -> Caches:
+        first = jnp.minimum(index * width, length - width)  # the last window may overlap the one before
+        is_copied = first + jnp.arange(width) < counts[slot]
+
+        def update(cache: Array, axis: int) -> Array:
+            sizes = [1, *cache.shape[1:]]
+            sizes[axis] = width
+            corners = [[row, *[jnp.zeros_like(slot)] * 3] for row in (sources[slot], slot)]
+            for corner in corners:
+                corner[axis] = first
+            new, old = (jax.lax.dynamic_slice(cache, corner, sizes) for corner in corners)
+            mask = is_copied if axis == 3 else is_copied[:, None]
+            return jax.lax.dynamic_update_slice(cache, jnp.where(mask, new, old), corners[1])
+
+        return tuple(LayerCache(update(cache.keys, 3), update(cache.values, 2)) for cache in caches)
+
+    def copy_slot(slot: Array, caches: Caches) -> Caches:
+        num_windows = (counts[slot] + width - 1) // width
+        copied: Caches = jax.lax.fori_loop(0, num_windows, lambda index, kept: copy_window(slot, index, kept), caches)
+        return copied
+
+    all_copied: Caches = jax.lax.fori_loop(0, num_slots, copy_slot, caches)
+    return all_copied
 
 
 def write_columns(

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from agentrl_jax.engines.local.cache import clear_slots, init_caches
+from agentrl_jax.engines.local.cache import clear_slots, copy_prefixes, init_caches
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.forward import Params, decode_block, prefill_chunk
-from agentrl_jax.engines.local.steps import ClearStep, DecodeStep, Draws, PrefillStep
+from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep
 from agentrl_jax.engines.local.weights import stage_weights
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import build_tree
@@ -32,6 +32,7 @@ class Programs:
     prefill: Mapping[tuple[int, int], Any]
     decode: Any
     clear: Any
+    copy: Any
 
 
 _compile_lock = Lock()
@@ -71,6 +72,7 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) 
         },
         decode=decode.lower(params, caches, spec(jnp.int32, slots), spec(jnp.int32, slots), draws(slots)).compile(),
         clear=jax.jit(clear_slots, donate_argnums=0).lower(caches, spec(jnp.bool_, slots)).compile(),
+        copy=jax.jit(copy_prefixes, donate_argnums=0).lower(caches, *[spec(jnp.int32, slots)] * 2).compile(),
     )
 
 
@@ -111,6 +113,10 @@ class Runner:
     def clear(self, step: ClearStep) -> None:
         """Zero the slots that `step` does not keep."""
         self._caches = self._programs.clear(self._caches, step.keep)
+
+    def copy(self, step: CopyStep) -> None:
+        """Copy prefixes from slot to slot."""
+        self._caches = self._programs.copy(self._caches, step.sources, step.counts)
 
 
 def _to_host(array: jax.Array) -> npt.NDArray[Any]:

@@ -58,4 +58,12 @@ class ClearStep:
     keep: Bools
 
 
-Step: TypeAlias = PrefillStep | DecodeStep | ClearStep
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopyStep:
+    """Give slots a copy of what others hold. sources and counts [S]; see cache.copy_prefixes."""
+
+    sources: Ids
+    counts: Ids
+
+
+Step: TypeAlias = PrefillStep | DecodeStep | ClearStep | CopyStep
