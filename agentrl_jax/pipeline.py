@@ -296,7 +296,9 @@ class _Training:
     async def _open_pool(self, version: int) -> AsyncIterator[EnginePool]:
         """The current policy's engine, serving the learner's params as `version`, and the lagging policy's."""
         async with AsyncExitStack() as stack:
-            open_engine = partial(open_local_engine, model=self.policy.model, config=self.config.one_engine)
+            open_engine = partial(
+                open_local_engine, model=self.policy.model, config=self.config.one_engine, say=self.say
+            )
             current = open_engine(weights=self.learner.params, version=version, name="current-0", pool="current")
             engines: list[LocalEngine] = [await stack.enter_async_context(current)]
             if self.lagging is not None:

@@ -227,10 +227,33 @@ async def test_nothing_is_compiled_after_the_start_and_engines_share_their_progr
                     await engine.generate(as_ids([1] * 25), params(temperature=0.0), session="s")
                     await engine.publish(random_weights(2), 1)
                     await engine.generate(PROMPT, params(), session="s")
+                    await engine.generate(as_ids([1] * 20), params(), session="original")
+                    await engine.generate(as_ids([1] * 20), params(), session="copy")
+                    assert engine.statistics().shared_tokens > 0
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
         assert compiled == []
         assert compile_programs(MODEL, CONFIG, jax.devices()[0]) is programs
+
+
+def test_every_program_is_told_of_when_it_is_compiled_and_only_then() -> None:
+    lines: list[str] = []
+    config = replace(CONFIG, num_slots=2, prefill_shapes=((1, 4),))
+    for _ in range(2):
+        compile_programs(MODEL, config, jax.devices()[0], lines.append)
+    assert [line.split(" compiled in ")[0] for line in lines] == [
+        "engine: prefill of 1 x 4 tokens",
+        "engine: decode",
+        "engine: clear",
+        "engine: copy",
+    ]
+    assert lines[-1].endswith("s (4 of 4 programs)")
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")])
+def test_the_dtype_follows_from_the_platform_unless_it_is_named(platform: str, dtype: str) -> None:
+    assert CONFIG.on_platform(platform).dtype == dtype
+    assert replace(CONFIG, dtype="bfloat16").on_platform(platform).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_publish_within_a_turn_recomputes_everything_before_the_next_token() -
     runner = Runner(MODEL, CONFIG, WEIGHTS[0], jax.devices()[0])
     loop = DeviceLoop(runner, Scheduler(CONFIG, 0), events.extend)
     turns = [
-        ServedTurn(i, random_ids(i, 5 + 6 * i), params(max_new_tokens=14, seed=i, temperature=0.7), f"s{i}")
+        ServedTurn(i, random_ids(i, 5 + 6 * i), params(max_new_tokens=24, seed=i, temperature=0.7), f"s{i}")
         for i in range(3)
     ]
     for turn in turns:
@@ -101,9 +101,9 @@ def test_a_publish_within_a_turn_recomputes_everything_before_the_next_token() -
     for turn in turns:
         completion = turn.completion(engine="e", pool="current")
         assert [span.version for span in completion.version_spans] == [0, 1, 2]
-        assert len(completion.ids) == 14
+        assert len(completion.ids) == 24
         check_logprobs(WEIGHTS, turn.prompt, completion, 0.7)
-    assert turns[0].completion(engine="e", pool="current").version_spans[0] == VersionSpan(version=0, start=0, end=4)
+    assert turns[0].completion(engine="e", pool="current").version_spans[0] == VersionSpan(version=0, start=0, end=7)
 
 
 async def test_bfloat16_serves_float32_weights_and_stays_close() -> None:

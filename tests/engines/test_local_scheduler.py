@@ -287,3 +287,35 @@ def test_a_slot_with_values_that_are_not_finite_is_cleared_before_its_next_turn(
     (done,) = finish(scheduler, device)
     assert done.cached_tokens == 0
     assert scheduler.statistics().num_nonfinite_logprobs == 1
+
+
+def test_a_long_prompt_stalls_running_turns_for_one_chunk_at_a_time() -> None:
+    config = LocalEngineConfig(num_slots=3, cache_tokens=400, prefill_shapes=((2, 5),), decode_block=3)
+    scheduler = Scheduler(config, 0)
+    scheduler.submit(turn(0, [1], "running", max_new_tokens=300, stop=99))
+    advance_blindly(scheduler)
+    long = turn(1, range(60), "long", max_new_tokens=1, stop=99)
+    scheduler.submit(long)
+    scheduler.submit(turn(2, range(100, 160), "also long", max_new_tokens=1, stop=99))
+    kinds = []
+    while long.finish_reason is None:
+        step = scheduler.next_step()
+        kinds.append(type(step))
+        if isinstance(step, PrefillStep):
+            scheduler.record_prefill(step, np.full(2, 5, np.int32), np.full(2, -1.0, np.float32))
+        elif isinstance(step, DecodeStep):
+            assert len(step.slots) == 1
+            scheduler.record_decode(step, np.full((3, 3), 5, np.int32), np.full((3, 3), -1.0, np.float32))
+    assert kinds == [PrefillStep, DecodeStep] * 11 + [PrefillStep]
+
+
+def test_short_prompts_go_before_the_next_block_to_keep_it_full() -> None:
+    config = LocalEngineConfig(num_slots=5, cache_tokens=400, prefill_shapes=((2, 5),), decode_block=3)
+    scheduler = Scheduler(config, 0)
+    for request_id in range(5):
+        scheduler.submit(turn(request_id, [request_id] * 5, f"s{request_id}", max_new_tokens=9, stop=99))
+    for _ in range(3):
+        advance_blindly(scheduler)
+    step = scheduler.next_step()
+    assert isinstance(step, DecodeStep)
+    assert len(step.slots) == 5

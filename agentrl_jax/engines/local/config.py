@@ -1,6 +1,6 @@
 """Sizes of the embedded engine. Every shape it computes with follows from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl_jax.cli import Derived
@@ -18,14 +18,15 @@ class LocalEngineConfig:
     """Longest segment, prompt and sampled ids together. Every decode step reads the whole cache, so on a CPU a cache
     twice as long decodes half as fast: no longer than the longest episode"""
     prefill_shapes: tuple[tuple[int, int], ...] = ((4, 32), (16, 32))
-    """(rows, tokens) of each compiled prefill. A long prompt is fed in chunks; every call takes the shape that fits
-    what is pending best"""
+    """(rows, tokens) of each compiled prefill. A long prompt is fed in chunks, between which running turns go on; every
+    call takes the shape that fits what is pending best"""
     decode_block: int = 4
     """Steps of a decode call. A turn that ends within a block wastes the rest of it; a new turn waits for its end"""
     banned_ids: tuple[int, ...] = ()
     """Ids that are never sampled (placeholders of other modalities); log-probabilities are those of the others"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights, activations and cache. Softmax and log-probabilities are always float32"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights, activations and cache: auto is float32 on a CPU, bfloat16 on an accelerator. Softmax and
+    log-probabilities are always float32"""
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
@@ -42,6 +43,10 @@ class LocalEngineConfig:
                     f"a prefill shape needs rows >= 1 and tokens in [1, cache_tokens={self.cache_tokens}], "
                     f"got ({rows}, {tokens})"
                 )
+
+    def on_platform(self, platform: str) -> "LocalEngineConfig":
+        """The config with the dtype that `auto` stands for on JAX's `platform` ("cpu", "gpu", …)."""
+        return replace(self, dtype="float32" if platform == "cpu" else "bfloat16") if self.dtype == "auto" else self
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ConfigError if this engine cannot serve `model`."""

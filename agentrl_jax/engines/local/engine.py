@@ -24,7 +24,7 @@ from agentrl_jax.engines.local.device_loop import (
     Swap,
     Swapped,
 )
-from agentrl_jax.engines.local.runner import Runner
+from agentrl_jax.engines.local.runner import Runner, Say
 from agentrl_jax.engines.local.scheduler import Scheduler
 from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.engines.protocol import EngineStatistics
@@ -44,15 +44,17 @@ async def open_local_engine(
     name: str = "local-0",
     pool: Pool = "current",
     device: jax.Device | None = None,
+    say: Say = lambda line: None,
 ) -> AsyncIterator["LocalEngine"]:
     """Compile, start and, on leaving the block, end an engine that serves `weights` (copied) as `version`.
 
-    device: None is JAX's first. Turns that are unfinished at the end of the block fail with EngineError.
+    device: None is JAX's first. say: told, in another thread, of every program that has been compiled.
+    Turns that are unfinished at the end of the block fail with EngineError.
     Raises ConfigError if config and model contradict each other, EngineError if the weights do not fit the model. What
     the device raises later ends the block, in an ExceptionGroup.
     """
     target = jax.devices()[0] if device is None else device
-    runner = await trio.to_thread.run_sync(Runner, model, config, weights, target)
+    runner = await trio.to_thread.run_sync(Runner, model, config, weights, target, say)
     async with trio.open_nursery() as nursery:
         engine = LocalEngine(runner, version=version, name=name, pool=pool)
         await nursery.start(engine.run)

@@ -4,10 +4,11 @@ Everything is compiled ahead of time: a program refuses other shapes instead of 
 compiled once a `Runner` exists. Engines of one model and configuration on one device share their programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
+from time import monotonic
 from typing import Any
 
 import jax
@@ -35,17 +36,27 @@ class Programs:
     copy: Any
 
 
+Say = Callable[[str], object]
+
 _compile_lock = Lock()
+_compiled: dict[tuple[ModelConfig, LocalEngineConfig, jax.Device], Programs] = {}
 
 
-def compile_programs(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) -> Programs:
-    """Return the programs of this model, configuration and device, compiled at most once per process."""
-    with _compile_lock:  # lru_cache alone would let two engines that start together compile twice
-        return _compile(model, config, device)
+def compile_programs(
+    model: ModelConfig, config: LocalEngineConfig, device: jax.Device, say: Say = lambda line: None
+) -> Programs:
+    """Return the programs of this model, configuration and device, compiled at most once per process.
+
+    say: told of every program that has been compiled, in the caller's thread.
+    """
+    key = (model, config.on_platform(device.platform), device)
+    with _compile_lock:  # two engines that start together must not compile twice
+        if key not in _compiled:
+            _compiled[key] = _compile(*key, say)
+        return _compiled[key]
 
 
-@lru_cache(maxsize=64)
-def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) -> Programs:
+def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device, say: Say) -> Programs:
     sharding = jax.sharding.SingleDeviceSharding(device)
 
     def spec(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
@@ -56,35 +67,55 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device) 
 
     dtype, slots = jnp.dtype(config.dtype), config.num_slots
     params = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))
-    shapes = jax.eval_shape(lambda: init_caches(model, slots, config.cache_tokens, dtype))
-    caches = jax.tree.map(lambda x: spec(x.dtype, *x.shape), shapes)
+    empty = jax.eval_shape(lambda: init_caches(model, slots, config.cache_tokens, dtype))
+    caches = jax.tree.map(lambda x: spec(x.dtype, *x.shape), empty)
     prefill = jax.jit(partial(prefill_chunk, model=model, banned_ids=config.banned_ids), donate_argnums=1)
     decode = jax.jit(
         partial(decode_block, model=model, banned_ids=config.banned_ids, num_steps=config.decode_block),
         donate_argnums=1,
     )
-    return Programs(
-        prefill={
-            (rows, tokens): prefill.lower(
-                params, caches, spec(jnp.int32, rows, tokens), *[spec(jnp.int32, rows)] * 3, draws(rows)
-            ).compile()
-            for rows, tokens in config.prefill_shapes
-        },
-        decode=decode.lower(params, caches, spec(jnp.int32, slots), spec(jnp.int32, slots), draws(slots)).compile(),
-        clear=jax.jit(clear_slots, donate_argnums=0).lower(caches, spec(jnp.bool_, slots)).compile(),
-        copy=jax.jit(copy_prefixes, donate_argnums=0).lower(caches, *[spec(jnp.int32, slots)] * 2).compile(),
-    )
+    block = spec(jnp.int32, slots)
+    lowered = {
+        f"prefill of {rows} x {tokens} tokens": partial(
+            prefill.lower, params, caches, spec(jnp.int32, rows, tokens), *[spec(jnp.int32, rows)] * 3, draws(rows)
+        )
+        for rows, tokens in config.prefill_shapes
+    }
+    lowered["decode"] = partial(decode.lower, params, caches, block, block, draws(slots))
+    lowered["clear"] = partial(jax.jit(clear_slots, donate_argnums=0).lower, caches, spec(jnp.bool_, slots))
+    lowered["copy"] = partial(jax.jit(copy_prefixes, donate_argnums=0).lower, caches, block, block)
+    *prefills, decoding, clearing, copying = _compile_each(lowered, say)
+    shapes = config.prefill_shapes
+    return Programs(prefill=dict(zip(shapes, prefills, strict=True)), decode=decoding, clear=clearing, copy=copying)
+
+
+def _compile_each(lowered: Mapping[str, Callable[[], Any]], say: Say) -> Iterator[Any]:
+    for number, (name, lower) in enumerate(lowered.items(), 1):
+        begun = monotonic()
+        yield lower().compile()
+        say(f"engine: {name} compiled in {monotonic() - begun:.1f} s ({number} of {len(lowered)} programs)")
 
 
 class Runner:
     """Weights, caches and programs on one device. Used by one thread at a time; every call waits for its result."""
 
-    def __init__(self, model: ModelConfig, config: LocalEngineConfig, weights: Any, device: jax.Device) -> None:
-        """Compile and allocate everything. Raises ConfigError or EngineError if the parts do not fit."""
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: LocalEngineConfig,
+        weights: Any,
+        device: jax.Device,
+        say: Say = lambda line: None,
+    ) -> None:
+        """Compile and allocate everything. Raises ConfigError or EngineError if the parts do not fit.
+
+        say: see `compile_programs`.
+        """
         config.check_model(model)
+        config = config.on_platform(device.platform)
         self.model, self.config, self.device = model, config, device
         self._params: Params = self.stage(weights)
-        self._programs = compile_programs(model, config, device)
+        self._programs = compile_programs(model, config, device, say)
         with jax.default_device(device):
             caches = init_caches(model, config.num_slots, config.cache_tokens, config.dtype)
         self._caches = jax.device_put(caches, device)

@@ -41,9 +41,10 @@ class _Counters:
 
 @dataclass(eq=False)
 class Scheduler:
-    """First come, first served; everything pending is prefilled before the next block is decoded.
+    """First come, first served; what is pending is prefilled before the next block is decoded.
 
-    That order keeps decode blocks full: on throughput a waiting prefill costs more than a delayed block.
+    That order keeps decode blocks full: on throughput a waiting prefill costs more than a delayed block. But a prompt
+    that takes several calls shares them with the turns that run: after each of its chunks they get a block.
     """
 
     config: LocalEngineConfig
@@ -57,6 +58,7 @@ class Scheduler:
         size, tokens = self.config.num_slots, self.config.cache_tokens
         self._slots = [Slot(i, np.zeros(tokens, np.int32), self.version) for i in range(size)]
         self._to_clear: set[int] = set()
+        self._owes_block = False  # the last prefill left a prompt half fed
         self._seeds = np.zeros((size, 2), np.uint32)
         self._temperatures = np.zeros(size, np.float32)
 
@@ -107,16 +109,14 @@ class Scheduler:
             keep[list(self._to_clear)] = False
             self._to_clear.clear()
             return ClearStep(keep=keep)
-        running = self._running()
-        unfed = [slot for slot in running if slot.num_pending > 1]
-        followers = [slot for slot in unfed if self._is_follower(slot)]
-        ready = [slot for slot in followers if slot.leader and slot.leader.num_held >= slot.num_shared]
+        fed, unfed = self._by_progress()
+        ready = [slot for slot in unfed if slot.leader is not None and slot.leader.num_held >= slot.num_shared]
         if ready:
             return self._copy_step(ready)
+        if fed and (self._owes_block or not unfed):
+            return self._decode_step(fed)
         unfed = [slot for slot in unfed if slot.leader is None]
-        if unfed:
-            return self._prefill_step(unfed)
-        return self._decode_step(running) if running else None
+        return self._prefill_step(unfed) if unfed else None
 
     def record_prefill(self, step: PrefillStep, ids: Ids, logprobs: Floats) -> list[ServedTurn]:
         """Take in a prefill's draws [P]; return the turns that finished."""
@@ -220,10 +220,14 @@ class Scheduler:
         self._release(slot)
         return [turn]
 
-    def _is_follower(self, slot: Slot) -> bool:
-        if slot.leader is not None and not slot.is_following:
-            slot.follow(self._slots)
-        return slot.leader is not None
+    def _by_progress(self) -> tuple[list[Slot], list[Slot]]:
+        """Running slots that can be decoded, and those that cannot yet; of the latter, leaders are up to date."""
+        running = self._running()
+        unfed = [slot for slot in running if slot.num_pending > 1]
+        for slot in unfed:
+            if slot.leader is not None and not slot.is_following:
+                slot.follow(self._slots)
+        return [slot for slot in running if slot.num_pending == 1], unfed
 
     def _copy_step(self, followers: list[Slot]) -> CopyStep:
         """Copies are done, as far as the books go, once they are ordered: the device takes one step after another."""
@@ -252,6 +256,7 @@ class Scheduler:
         slots = np.full(rows, len(self._slots), np.int32)
         starts, counts = np.zeros(rows, np.int32), np.ones(rows, np.int32)
         chosen = unfed[:rows]
+        self._owes_block = chosen[0].num_pending > tokens
         for row, slot in enumerate(chosen):
             count = min(slot.num_pending, tokens)
             ids[row, :count] = slot.ids[slot.num_held : slot.num_held + count]
@@ -260,16 +265,17 @@ class Scheduler:
             num_rows=len(chosen), ids=ids, slots=slots, starts=starts, counts=counts, draws=self._draws(chosen, rows)
         )
 
-    def _decode_step(self, running: list[Slot]) -> DecodeStep:
+    def _decode_step(self, fed: list[Slot]) -> DecodeStep:
+        self._owes_block = False
         tokens = np.zeros(len(self._slots), np.int32)
         starts = np.full(len(self._slots), self.config.cache_tokens, np.int32)
         indices = np.zeros(len(self._slots), np.int32)
-        for slot in running:
+        for slot in fed:
             assert slot.turn is not None
             tokens[slot.index], starts[slot.index] = slot.ids[slot.num_held], slot.num_held
             indices[slot.index] = len(slot.turn.ids)
         draws = Draws(self._seeds.copy(), indices, self._temperatures.copy())
-        return DecodeStep(slots=tuple(slot.index for slot in running), tokens=tokens, starts=starts, draws=draws)
+        return DecodeStep(slots=tuple(slot.index for slot in fed), tokens=tokens, starts=starts, draws=draws)
 
     def _draws(self, chosen: list[Slot], rows: int) -> Draws:
         draws = Draws(np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32), np.zeros(rows, np.float32))
