@@ -116,20 +116,45 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Which ids may be drawn at all, applied one after the other to softmax(logits / temperature).
+
+    top_k: the so many likeliest; 0: all. top_p: of these, renormalised, the likeliest until they have at least this
+    probability together; 1: all. min_p: of these, the ones at least min_p times as likely as the likeliest; 0: all.
+    Ids as likely as the last one that is kept are kept too.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.top_k < 0:
+            raise RecordError(f"top_k must be >= 0 (0: all ids), got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RecordError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise RecordError(f"min_p must be in [0, 1], got {self.min_p}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one turn is sampled. Training needs the untruncated distribution, so there is no top-p or top-k.
+    """How one turn is sampled. Training needs the whole distribution: it never sets a truncation.
 
     temperature: > 0 samples from softmax(logits / temperature); 0 is greedy (evaluation only), and its
       log-probabilities are those at temperature 1.
     max_new_tokens: at most this many ids, the stop id included.
     seed: fixes the draw of each of the turn's tokens, whatever else the engine serves at the time.
     stop_ids: any of them ends the turn, and is its last id.
+    truncation: for evaluation and for other clients. Log-probabilities are those of the whole distribution at
+      `temperature` all the same, so they do not sum to 1 over the ids that can be drawn.
     """
 
     temperature: float
     max_new_tokens: int
     seed: int
     stop_ids: tuple[int, ...]
+    truncation: Truncation = Truncation()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):

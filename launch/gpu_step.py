@@ -12,7 +12,7 @@ from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.batch import map_tokens
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.runner import Runner
-from agentrl_jax.engines.local.steps import DecodeStep, Draws
+from agentrl_jax.engines.local.steps import DecodeStep, Draws, Truncations
 from agentrl_jax.learner import Learner, LearnerConfig
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, build_tree, num_params
@@ -160,11 +160,12 @@ def check_engine(machine: Machine) -> Iterator[Line]:
 
 def _decode(runner: Runner, block: int) -> np.ndarray:
     slots = runner.config.num_slots
+    whole = Truncations(np.zeros(slots, np.int32), np.ones(slots, np.float32), np.zeros(slots, np.float32))
     step = DecodeStep(
         slots=tuple(range(slots)),
         tokens=np.ones(slots, np.int32),
         starts=np.full(slots, block * runner.config.decode_block, np.int32),
-        draws=Draws(np.ones((slots, 2), np.uint32), np.zeros(slots, np.int32), np.ones(slots, np.float32)),
+        draws=Draws(np.ones((slots, 2), np.uint32), np.zeros(slots, np.int32), np.ones(slots, np.float32), whole),
     )
     ids, logprobs = runner.decode(step)
     if not (np.isfinite(logprobs).all() and (logprobs <= 0).all() and (ids >= 0).all()):

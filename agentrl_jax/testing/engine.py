@@ -13,13 +13,24 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from agentrl_jax.engines.protocol import EngineStatistics
 from agentrl_jax.engines.served import Sampled, Watch
 from agentrl_jax.errors import EngineError
 from agentrl_jax.seeding import derive_seed
-from agentrl_jax.types import Completion, FinishReason, Floats, Ids, Pool, SamplingParams, VersionSpan, as_ids
+from agentrl_jax.types import (
+    Completion,
+    FinishReason,
+    Floats,
+    Ids,
+    Pool,
+    SamplingParams,
+    Truncation,
+    VersionSpan,
+    as_ids,
+)
 
 Script = Callable[[Ids, SamplingParams], Sequence[int]]
 """(prompt ids, params) → the ids to say. A script that does not end with a stop id gets one if there is room."""
@@ -177,13 +188,14 @@ class FakeEngine:
         logits = np.random.default_rng(seed).normal(size=len(candidates))
         scaled = logits / (sampling.temperature or 1.0)
         logprobs = scaled - np.logaddexp.reduce(scaled)
+        is_kept = _keeps(logprobs, sampling.truncation)
         if said is not None:
             choice = candidates.index(said)
         elif sampling.temperature == 0:
             choice = int(logits.argmax())
         else:
             noise = np.random.default_rng(derive_seed("token", sampling.seed, position)).gumbel(size=len(candidates))
-            choice = int((logprobs + noise).argmax())
+            choice = int(np.where(is_kept, logprobs + noise, -np.inf).argmax())
         return candidates[choice], float(logprobs[choice])
 
     def _completion(self, sampled: _Sampled, finish: FinishReason, cached: int) -> Completion:
@@ -265,3 +277,13 @@ class FakeEngine:
             waiting=slots.tasks_waiting,
             **vars(self._counters),
         )
+
+
+def _keeps(logprobs: npt.NDArray[np.float64], truncation: Truncation) -> npt.NDArray[np.bool_]:
+    """See `types.Truncation`."""
+    order = np.argsort(-logprobs, kind="stable")[: truncation.top_k or None]
+    probs = np.exp(logprobs[order])
+    probs /= probs.sum()
+    order = order[(np.cumsum(probs) - probs < truncation.top_p) & (probs >= truncation.min_p * probs[0])]
+    kept: npt.NDArray[np.bool_] = logprobs >= logprobs[order[-1]]
+    return kept

@@ -13,7 +13,7 @@ import trio
 
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.errors import EngineError
-from agentrl_jax.types import Completion, SamplingParams, VersionSpan, as_ids
+from agentrl_jax.types import Completion, SamplingParams, Truncation, VersionSpan, as_ids
 
 PROMPT = as_ids([3, 5, 2, 7, 4, 6, 5])
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, seed=11, stop_ids=(15,))
@@ -62,6 +62,20 @@ class EngineContract:
             greedy.add(completion.ids.tobytes())
         assert len(sampled) > 4
         assert len(greedy) == 1
+
+    async def test_a_truncation_limits_draws_and_leaves_their_logprobs_alone(self, engine: Engine) -> None:
+        whole = {}
+        for seed in range(12):
+            completion = await engine.generate(PROMPT, replace(PARAMS, seed=seed, max_new_tokens=1), session="s")
+            whole[int(completion.ids[0])] = float(completion.logprobs[0])
+        greedy = await engine.generate(PROMPT, replace(PARAMS, temperature=0.0, max_new_tokens=1), session="s")
+        for cut in (Truncation(top_k=1), Truncation(top_p=1e-6), Truncation(min_p=1.0)):
+            params = replace(PARAMS, max_new_tokens=1, truncation=cut)
+            for seed in range(3):
+                completion = await engine.generate(PROMPT, replace(params, seed=seed), session="s")
+                assert same(completion, greedy)  # the likeliest, with its share of the whole distribution
+        assert len(whole) > 1
+        assert whole.get(int(greedy.ids[0]), greedy.logprobs[0]) == pytest.approx(greedy.logprobs[0], abs=1e-5)
 
     async def test_any_stop_id_ends_the_turn_and_is_its_last_id(self, engine: Engine) -> None:
         endings = set()

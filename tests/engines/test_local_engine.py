@@ -15,7 +15,7 @@ from agentrl_jax.engines.local.runner import Runner, compile_programs
 from agentrl_jax.engines.local.steps import DecodeStep
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.errors import ConfigError, EngineError
-from agentrl_jax.types import Floats, Ids, as_ids
+from agentrl_jax.types import Completion, Floats, Ids, Truncation, as_ids
 from tests.engines.tiny_engine import CONFIG, MODEL, check_logprobs, open_tiny, params, random_weights
 
 PROMPT = as_ids([3, 1, 4, 1, 5])
@@ -114,6 +114,30 @@ async def test_a_storm_of_cancellations_leaves_the_others_untouched() -> None:
         assert len(survivors) >= 20
         assert all(survivors)
         assert statistics.running == statistics.waiting == 0
+
+
+async def test_a_greedy_turn_is_the_same_in_any_company_and_close_to_it_at_other_slot_counts() -> None:
+    greedy = params(temperature=0.0, max_new_tokens=20)
+    found: dict[int, Completion] = {}
+    for num_slots in (1, 4, 6):
+        async with open_tiny(config=replace(CONFIG, num_slots=num_slots)) as engine:
+            alone = found[num_slots] = await engine.generate(PROMPT, greedy, session="alone")
+
+            async def ask(number: int, engine: LocalEngine = engine, alone: Completion = alone) -> None:
+                if number % 3:
+                    other = as_ids([*PROMPT, *range(number)])
+                    cut = Truncation(top_k=number)
+                    await engine.generate(other, params(seed=number, truncation=cut), session=f"s{number}")
+                else:
+                    again = await engine.generate(PROMPT, greedy, session=f"s{number}")
+                    assert again.ids.tolist() == alone.ids.tolist()
+
+            async with trio.open_nursery() as nursery:
+                for number in range(12):
+                    nursery.start_soon(ask, number)
+    for completion in found.values():
+        assert completion.ids.tolist() == found[4].ids.tolist()
+        np.testing.assert_allclose(completion.logprobs, found[4].logprobs, atol=1e-5)
 
 
 async def test_publishing_while_turns_run_never_loses_one() -> None:

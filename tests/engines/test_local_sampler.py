@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_jax.engines.local.sampler import sample
-from agentrl_jax.engines.local.steps import seed_words
+from agentrl_jax.engines.local.sampler import keeps, sample
+from agentrl_jax.engines.local.steps import Samplings, Truncations, seed_words
+from agentrl_jax.errors import RecordError
 from agentrl_jax.models.layers import ban
 from agentrl_jax.seeding import derive_seed
+from agentrl_jax.types import SamplingParams, Truncation
 
 LOGITS = np.array([1.0, -0.5, 0.3, 2.0, 0.0], np.float32)
 
@@ -84,3 +86,69 @@ def test_logits_that_are_not_finite_give_a_logprob_that_is_not_finite(bad: float
     logits = np.stack([LOGITS, np.where(LOGITS == 2.0, np.float32(bad), LOGITS)])
     _, logprobs = draw(logits, [0, 0], [0, 0], 1.0)
     assert np.isfinite(logprobs).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [
+        (Truncation(), [0, 1, 2, 3]),
+        (Truncation(top_k=2), [1, 3]),
+        (Truncation(top_k=9), [0, 1, 2, 3]),
+        (Truncation(top_p=0.39), [3]),
+        (Truncation(top_p=0.45), [1, 3]),
+        (Truncation(min_p=0.6), [1, 3]),
+        (Truncation(min_p=0.4), [1, 2, 3]),
+        (Truncation(top_p=0.75), [1, 2, 3]),
+        (Truncation(top_k=3, top_p=0.75), [1, 3]),  # 0.4 and 0.3 are 0.78 of the three
+        (Truncation(top_k=2, top_p=0.5, min_p=0.9), [3]),
+    ],
+)
+def test_a_truncation_keeps_what_it_says_beside_other_rows(truncation: Truncation, kept: list[int]) -> None:
+    probs = np.array([0.1, 0.3, 0.2, 0.4], np.float32)
+    samplings = Samplings(3)
+    stop = {"temperature": 1.0, "max_new_tokens": 1, "stop_ids": (9,)}
+    samplings.assign(1, SamplingParams(seed=1, truncation=truncation, **stop))
+    samplings.assign(2, SamplingParams(seed=2, truncation=Truncation(top_k=1), **stop))
+    truncations = samplings.draws(np.arange(3, dtype=np.int32), np.zeros(3, np.int32)).truncations
+    assert truncations is not None
+    rows = np.asarray(jax.jit(keeps)(np.broadcast_to(np.log(probs), (3, 4)), truncations))
+    assert [np.flatnonzero(row).tolist() for row in rows] == [[0, 1, 2, 3], kept, [3]]
+
+
+def test_truncated_draws_follow_the_kept_ids_with_the_whole_distributions_logprobs() -> None:
+    count = 20_000
+    seeds = np.stack([seed_words(derive_seed("cut", i)) for i in range(count)])
+    cuts = Truncations(np.full(count, 3, np.int32), np.ones(count, np.float32), np.zeros(count, np.float32))
+    rows, zeros = np.broadcast_to(LOGITS, (count, 5)), np.zeros(count, np.int32)
+    ids, logprobs = jax.jit(sample)(rows, seeds, zeros, np.ones(count, np.float32), cuts)
+    assert set(np.asarray(ids).tolist()) == {0, 2, 3}
+    np.testing.assert_allclose(logprobs, log_softmax(LOGITS)[np.asarray(ids)], atol=1e-6)
+    expected = np.exp(log_softmax(LOGITS[[0, 2, 3]])) * count
+    chi2 = ((np.bincount(ids, minlength=5)[[0, 2, 3]] - expected) ** 2 / expected).sum()
+    assert chi2 < 15.2  # 2 degrees of freedom: p = 5e-4, and the seeds are fixed
+
+
+def test_a_row_that_is_not_finite_stays_so_when_it_is_truncated() -> None:
+    bad = np.stack([np.where(LOGITS == 2.0, np.float32(np.nan), LOGITS), LOGITS])
+    cuts = Truncations(np.array([2, 0], np.int32), np.ones(2, np.float32), np.zeros(2, np.float32))
+    _, logprobs = sample(bad, np.zeros((2, 2), np.uint32), np.zeros(2, np.int32), np.ones(2, np.float32), cuts)
+    assert np.isfinite(logprobs).tolist() == [False, True]
+
+
+def test_a_slot_that_is_given_up_truncates_nothing() -> None:
+    samplings = Samplings(1)
+    cut = Truncation(top_k=4, top_p=0.5, min_p=0.5)
+    samplings.assign(0, SamplingParams(temperature=1.0, max_new_tokens=1, seed=1, stop_ids=(9,), truncation=cut))
+    samplings.release(0)
+    truncations = samplings.draws(np.zeros(1, np.int32), np.zeros(1, np.int32)).truncations
+    assert truncations is not None
+    assert [part.tolist() for part in truncations] == [[0], [1.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"top_k": -1}, "top_k"), ({"top_p": 0.0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"min_p": -0.1}, "min_p")],
+)
+def test_truncations_that_mean_nothing_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        Truncation(**changes)  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def decode_block(
             x = _finish_layer(layer, x, merge(held, _attend_fresh(q, added, seen)), model)
             grown.append(added)
         logits = ban(_logits(params, x[:, 0], model), banned_ids)
-        token, logprob = sample(logits, draws.seeds, draws.indices + index, draws.temperatures)
+        token, logprob = sample(logits, *draws._replace(indices=draws.indices + index))
         return (token, tuple(grown)), (token, logprob)
 
     (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), jnp.arange(num_steps))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from agentrl_jax.engines.local.cache import clear_slots, copy_prefixes, init_caches
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.forward import Params, decode_block, prefill_chunk
-from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep
+from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep, Truncations
 from agentrl_jax.engines.local.weights import stage_weights
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import build_tree
@@ -63,7 +63,8 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device, 
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
     def draws(rows: int) -> Draws:
-        return Draws(spec(jnp.uint32, rows, 2), spec(jnp.int32, rows), spec(jnp.float32, rows))
+        floats, ints = spec(jnp.float32, rows), spec(jnp.int32, rows)
+        return Draws(spec(jnp.uint32, rows, 2), ints, floats, Truncations(ints, floats, floats))
 
     dtype, slots = jnp.dtype(config.dtype), config.num_slots
     params = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))

@@ -15,7 +15,7 @@ import numpy as np
 
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.slots import Slot
-from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep, Step, seed_words
+from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, PrefillStep, Samplings, Step
 from agentrl_jax.engines.local.turns import ServedTurn
 from agentrl_jax.engines.protocol import EngineStatistics
 from agentrl_jax.types import Bools, Floats, Ids
@@ -59,8 +59,7 @@ class Scheduler:
         self._slots = [Slot(i, np.zeros(tokens, np.int32), self.version) for i in range(size)]
         self._to_clear: set[int] = set()
         self._owes_block = False  # the last prefill left a prompt half fed
-        self._seeds = np.zeros((size, 2), np.uint32)
-        self._temperatures = np.zeros(size, np.float32)
+        self._samplings = Samplings(size)
 
     @property
     def is_idle(self) -> bool:
@@ -189,8 +188,7 @@ class Scheduler:
             self._empty(slot)
         slot.num_ids, slot.num_held = len(turn.prompt), turn.cached_tokens
         slot.ids[: slot.num_ids] = turn.prompt
-        self._seeds[slot.index] = seed_words(turn.sampling.seed)
-        self._temperatures[slot.index] = turn.sampling.temperature
+        self._samplings.assign(slot.index, turn.sampling)
         self._counters.prompt_tokens += len(turn.prompt)
         self._counters.cached_tokens += turn.cached_tokens
         slot.follow(self._slots)
@@ -203,6 +201,7 @@ class Scheduler:
 
     def _release(self, slot: Slot) -> None:
         slot.turn, slot.last_used = None, self._num_calls
+        self._samplings.release(slot.index)
 
     def _extend(self, slot: Slot, ids: list[int], logprobs: list[float]) -> list[ServedTurn]:
         turn = slot.turn
@@ -261,9 +260,13 @@ class Scheduler:
             count = min(slot.num_pending, tokens)
             ids[row, :count] = slot.ids[slot.num_held : slot.num_held + count]
             slots[row], starts[row], counts[row] = slot.index, slot.num_held, count
-        return PrefillStep(
-            num_rows=len(chosen), ids=ids, slots=slots, starts=starts, counts=counts, draws=self._draws(chosen, rows)
-        )
+        drawn = np.zeros(rows, np.int32)
+        indices = np.zeros(rows, np.int32)
+        for row, slot in enumerate(chosen):
+            assert slot.turn is not None
+            drawn[row], indices[row] = slot.index, len(slot.turn.ids)
+        draws = self._samplings.draws(drawn, indices)
+        return PrefillStep(num_rows=len(chosen), ids=ids, slots=slots, starts=starts, counts=counts, draws=draws)
 
     def _decode_step(self, fed: list[Slot]) -> DecodeStep:
         self._owes_block = False
@@ -274,13 +277,5 @@ class Scheduler:
             assert slot.turn is not None
             tokens[slot.index], starts[slot.index] = slot.ids[slot.num_held], slot.num_held
             indices[slot.index] = len(slot.turn.ids)
-        draws = Draws(self._seeds.copy(), indices, self._temperatures.copy())
+        draws = self._samplings.draws(np.arange(len(self._slots), dtype=np.int32), indices)
         return DecodeStep(slots=tuple(slot.index for slot in fed), tokens=tokens, starts=starts, draws=draws)
-
-    def _draws(self, chosen: list[Slot], rows: int) -> Draws:
-        draws = Draws(np.zeros((rows, 2), np.uint32), np.zeros(rows, np.int32), np.zeros(rows, np.float32))
-        for row, slot in enumerate(chosen):
-            assert slot.turn is not None
-            draws.seeds[row], draws.temperatures[row] = self._seeds[slot.index], self._temperatures[slot.index]
-            draws.indices[row] = len(slot.turn.ids)
-        return draws

@@ -7,12 +7,20 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float, Int, UInt32
 
-from agentrl_jax.types import Bools, Ids
+from agentrl_jax.types import Bools, Ids, SamplingParams
 
 
 def seed_words(seed: int) -> npt.NDArray[np.uint32]:
     """Return the two 32-bit words of `seed`, high word first: the form in which a seed travels to the device."""
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+class Truncations(NamedTuple):
+    """`types.Truncation` by row."""
+
+    top_ks: Int[Any, " R"]
+    top_ps: Float[Any, " R"]
+    min_ps: Float[Any, " R"]
 
 
 class Draws(NamedTuple):
@@ -21,6 +29,31 @@ class Draws(NamedTuple):
     seeds: UInt32[Any, "R 2"]
     indices: Int[Any, " R"]
     temperatures: Float[Any, " R"]
+    truncations: Truncations | None = None
+
+
+class Samplings:
+    """How the turns in the slots are sampled, in arrays that steps take their rows from."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._seeds = np.zeros((num_slots, 2), np.uint32)
+        self._temperatures, self._top_ps, self._min_ps = np.zeros((3, num_slots), np.float32)
+        self._top_ks = np.zeros(num_slots, np.int32)
+        self._top_ps[:] = 1.0
+
+    def assign(self, slot: int, sampling: SamplingParams) -> None:
+        cut = sampling.truncation
+        self._seeds[slot], self._temperatures[slot] = seed_words(sampling.seed), sampling.temperature
+        self._top_ks[slot], self._top_ps[slot], self._min_ps[slot] = cut.top_k, cut.top_p, cut.min_p
+
+    def release(self, slot: int) -> None:
+        """A slot without a turn must not make a call sort its vocabulary."""
+        self._top_ks[slot], self._top_ps[slot], self._min_ps[slot] = 0, 1.0, 0.0
+
+    def draws(self, slots: Ids, indices: Ids) -> Draws:
+        """Copies of the rows of `slots`."""
+        cuts = Truncations(self._top_ks[slots], self._top_ps[slots], self._min_ps[slots])
+        return Draws(self._seeds[slots], indices, self._temperatures[slots], cuts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
