@@ -57,7 +57,7 @@ async def talk(client: Stream, data: bytes) -> bytes:
 
 async def test_requests_follow_each_other_on_a_connection(client: Stream) -> None:
     request = b"POST /a?x=1 HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\n\r\nabc"
-    expected = b'HTTP/1.1 200 \r\ncontent-length: 23\r\ncontent-type: application/json\r\n\r\n["POST","/a",{"x":"1"},3]'
+    expected = b'HTTP/1.1 200 \r\ncontent-length: 25\r\ncontent-type: application/json\r\n\r\n["POST","/a",{"x":"1"},3]'
     assert await talk(client, request) == expected
     await client.send_all(request[:20])
     assert (await talk(client, request[20:])).endswith(b'{"x":"1"},3]')

@@ -1,0 +1,149 @@
+"""An engine behind SGLang's HTTP interface, so that any client of SGLang can talk to it. No jax.
+
+What differs from SGLang, always to the stricter side: a publish never leaves a prompt's cache computed by older weights
+(`in_place` and `retract` are the same here); a folder of weights must hold every tensor and no other, and a refused one
+leaves the old weights serving; weight versions are increasing integers; weights come from disk only.
+"""
+
+from collections.abc import Awaitable, Callable
+from hmac import compare_digest
+from importlib.metadata import version as installed_version
+from typing import TypeAlias
+
+import trio
+
+from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, json_answer
+from agentrl_jax.engines.served import ServableEngine
+from agentrl_jax.engines.served_generation import GenerationEndpoints, ServedModel
+from agentrl_jax.engines.served_weights import WeightEndpoints
+from agentrl_jax.engines.sglang_schema import API_VERSION
+from agentrl_jax.errors import EngineError
+
+Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Answer | EventStream]]
+
+_OPEN_PATHS = ("/health", "/ready")
+_ELSEWHERE = (
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+)
+
+
+class EngineServer:
+    """Answers requests for one engine; `handle` is a `Handler` of `http_server`."""
+
+    def __init__(self, engine: ServableEngine, model: ServedModel, *, token: str | None = None) -> None:
+        self._engine, self._model, self._token = engine, model, token
+        self._generation = GenerationEndpoints(engine, model)
+        self._weights = WeightEndpoints(engine, model, self._generation.turns)
+        self._routes = self._make_routes()
+
+    async def handle(self, request: HttpRequest) -> Answer | EventStream:
+        """Raises HttpProblem for what is refused; an engine that fails is a 503."""
+        self._check_token(request)
+        methods = self._routes.get(request.path)
+        if methods is None:
+            if request.path in _ELSEWHERE:
+                raise HttpProblem(501, "this engine takes weights from disk only: POST /update_weights_from_disk")
+            raise HttpProblem(404, f"there is no {request.path} here")
+        if request.method not in methods:
+            raise HttpProblem(405, f"{request.path} takes {' or '.join(methods)}, got {request.method}")
+        try:
+            return await methods[request.method](request)
+        except EngineError as error:
+            raise HttpProblem(503, str(error)) from error
+
+    def _make_routes(self) -> dict[str, dict[str, Endpoint]]:
+        generation, weights = self._generation, self._weights
+        posts: dict[str, Endpoint] = {
+            "/generate": generation.generate,
+            "/v1/chat/completions": generation.chat,
+            "/abort_request": generation.abort,
+            "/close_session": generation.close_session,
+            "/flush_cache": generation.flush,
+            "/pause_generation": weights.pause,
+            "/continue_generation": weights.resume,
+            "/begin_weight_update": weights.begin,
+            "/end_weight_update": weights.end,
+            "/update_weights_from_disk": weights.from_disk,
+        }
+        gets: dict[str, Endpoint] = {
+            "/flush_cache": generation.flush,
+            "/health": self._health,
+            "/health_generate": generation.health_generate,
+            "/ready": self._ready,
+            "/model_info": self._model_info,
+            "/get_model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/get_server_info": self._server_info,
+            "/v1/models": self._models,
+            "/v1/loads": self._loads,
+        }
+        routes: dict[str, dict[str, Endpoint]] = {}
+        for method, endpoints in (("GET", gets), ("POST", posts)):
+            for path, endpoint in endpoints.items():
+                routes.setdefault(path, {})[method] = endpoint
+        return routes
+
+    def _check_token(self, request: HttpRequest) -> None:
+        if self._token is None or request.path in _OPEN_PATHS:
+            return
+        given = request.headers.get("authorization", "")
+        if not compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise HttpProblem(401, "expected the header Authorization: Bearer TOKEN with this server's token")
+
+    async def _health(self, request: HttpRequest) -> Answer:
+        """Whether the server lives, paused or not."""
+        await trio.lowlevel.checkpoint()
+        return Answer()
+
+    async def _ready(self, request: HttpRequest) -> Answer:
+        """Whether a turn would be served now."""
+        await trio.lowlevel.checkpoint()
+        return Answer(status=503 if self._weights.is_paused else 200)
+
+    async def _model_info(self, request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return json_answer(
+            {
+                "model_path": self._weights.path,
+                "served_model_name": self._weights.path,
+                "tokenizer_path": self._model.path if self._model.chat else None,
+                "is_generation": True,
+                "weight_version": str(self._engine.version),
+            }
+        )
+
+    async def _server_info(self, request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return json_answer(
+            {
+                "version": API_VERSION,
+                "engine": "agentrl_jax",
+                "engine_version": installed_version("agentrl_jax"),
+                "model_path": self._weights.path,
+                "max_req_input_len": self._model.max_prompt_tokens,
+                "vocab_size": self._model.vocab_size,
+                "is_paused": self._weights.is_paused,
+                "internal_states": [],
+            }
+        )
+
+    async def _models(self, request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        size = self._model.max_prompt_tokens + 1
+        model = {"id": self._weights.path, "object": "model", "owned_by": "agentrl_jax", "max_model_len": size}
+        return json_answer({"object": "list", "data": [model]})
+
+    async def _loads(self, request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        statistics = self._engine.statistics()
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": statistics.running,
+            "num_waiting_reqs": statistics.waiting,
+            "num_total_reqs": statistics.running + statistics.waiting,
+        }
+        return json_answer({"loads": [load]})

@@ -1,0 +1,183 @@
+"""SGLang's requests and answers as JSON, and what of them this package's own server takes. No jax.
+
+Keys that SGLang ignores are ignored; a setting that would change what is sampled, and that the engine does not offer,
+is refused by name instead.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from agentrl_jax.engines.http_server import HttpProblem
+from agentrl_jax.errors import RecordError
+from agentrl_jax.types import SamplingParams
+
+Request = TypeVar("Request")
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+API_VERSION = "0.5.23"
+"""The SGLang release whose interface is spoken; clients decide by it what they may ask for."""
+
+NO_STOP = -1
+"""A stop id that is never sampled."""
+
+
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`sampling_params`. Of the fields below the blank line only the default is offered."""
+
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 128
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    sampling_seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    n: int = 1
+    beam_width: int | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: Any = None
+    logit_bias: dict[str, float] | None = None
+    custom_params: Any = None
+    stream_interval: int | None = None
+    spaces_between_special_tokens: bool = True
+
+    def to_params(self, *, seed: int, eos_ids: Sequence[int]) -> SamplingParams:
+        """seed: where the request brings none. eos_ids: end a turn too, unless ignore_eos. Raises HttpProblem."""
+        for name in _FIXED:
+            value, default = getattr(self, name), _DEFAULTS[name]
+            if value != default and value not in ([], {}, ""):
+                raise HttpProblem(400, f"this engine offers only {name} = {default!r}, got {value!r}")
+        stop_ids = dict.fromkeys([] if self.ignore_eos else [*(self.stop_token_ids or []), *eos_ids])
+        try:
+            return SamplingParams(
+                temperature=self.temperature,
+                max_new_tokens=self.max_new_tokens,
+                seed=seed if self.sampling_seed is None else self.sampling_seed,
+                stop_ids=tuple(stop_ids) or (NO_STOP,),
+            )
+        except RecordError as error:
+            raise HttpProblem(400, str(error)) from error
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingFields)}
+_FIXED = list(_DEFAULTS)[list(_DEFAULTS).index("top_p") :]
+
+
+class Generate(msgspec.Struct, kw_only=True):
+    """The body of /generate."""
+
+    rid: str | None = None
+    input_ids: list[int] | None = None
+    text: str | None = None
+    sampling_params: SamplingFields = msgspec.field(default_factory=SamplingFields)
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: Literal[0] = 0
+    token_ids_logprob: None = None
+    return_hidden_states: Literal[False] = False
+    input_embeds: None = None
+    lora_path: None = None
+    custom_logit_processor: None = None
+    stream: bool = False
+    session_id: str | None = None
+
+
+class UpdateFromDisk(msgspec.Struct, kw_only=True):
+    model_path: str
+    weight_version: str | None = None
+    load_format: Literal["auto", "safetensors"] | None = None
+    abort_all_requests: bool = False
+    flush_cache: bool = True
+
+
+class PauseGeneration(msgspec.Struct, kw_only=True):
+    mode: PauseMode = "abort"
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    rid: str | None = None
+    abort_all: bool = False
+
+
+class CloseSession(msgspec.Struct, kw_only=True):
+    session_id: str
+
+
+class Nothing(msgspec.Struct):
+    """A body that says nothing that matters here."""
+
+
+def parse_body(body: bytes, kind: type[Request]) -> Request:
+    """`body` as `kind`; an empty one is {}. Raises HttpProblem: no JSON, or a field of another kind, which is named."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise HttpProblem(400, f"the request does not fit: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpProblem(400, f"the body must be a JSON object: {error}") from error
+
+
+class WeightVersion(msgspec.Struct, kw_only=True):
+    """Ids [start, end) of a completion were sampled by `version`."""
+
+    version: str | int
+    start: int
+    end: int
+
+
+class FinishReason(msgspec.Struct, kw_only=True):
+    type: str
+    matched: int | str | None = None
+    message: str = ""
+
+
+class MetaInfo(msgspec.Struct, kw_only=True):
+    """What a client reads of `meta_info`. weight_versions: absent before SGLang 0.5.19."""
+
+    finish_reason: FinishReason | None
+    weight_version: str | None = None
+    weight_versions: list[WeightVersion] | None = None
+    cached_tokens: int = 0
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """What a client reads of an answer of /generate."""
+
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What a client reads of /model_info."""
+
+    model_path: str = ""
+    weight_version: str = "default"
+
+
+class ServerInfo(msgspec.Struct, kw_only=True):
+    """What a client reads of /server_info. engine: only this package's server has it."""
+
+    version: str = ""
+    engine: str = "sglang"
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """The answer of the weight endpoints."""
+
+    success: bool = True
+    message: str = ""

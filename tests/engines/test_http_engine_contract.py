@@ -1,0 +1,66 @@
+"""Behind HTTP the embedded engine and the shipped fake keep the contract that they keep in this process."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_jax.engines.protocol import Engine
+from agentrl_jax.engines.served_generation import ServedModel
+from agentrl_jax.engines.weight_folder import tensor_shapes
+from agentrl_jax.models.save import save_pretrained
+from agentrl_jax.testing.engine import FakeEngine
+from launch.engine import weights_loader
+from tests.engines.contract import EngineContract
+from tests.engines.pause_contract import PauseContract
+from tests.engines.served_engines import fake_weights, open_served
+from tests.engines.tiny_engine import CONFIG, MODEL, open_tiny, random_weights
+
+
+class TestFakeEngineOverHttp(PauseContract, EngineContract):
+    @pytest.fixture(autouse=True)
+    def _use_folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    @pytest.fixture
+    async def engine(self, _use_folder: None) -> AsyncIterator[Engine]:
+        async with open_served(FakeEngine(name="inner")) as (client, _):
+            yield client
+
+    def weights(self, version: int) -> Any:
+        return fake_weights(self.folder, version)
+
+    def bad_weights(self) -> Any:
+        return fake_weights(self.folder, 1, w=np.ones((3, 2), np.float32))
+
+
+class TestLocalEngineOverHttp(PauseContract, EngineContract):
+    @pytest.fixture(autouse=True)
+    def _use_folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    @pytest.fixture
+    def tensors_of(self, _use_folder: None) -> Path:
+        return self.weights(0)
+
+    @pytest.fixture
+    async def engine(self, tensors_of: Path) -> AsyncIterator[Engine]:
+        model = ServedModel(
+            path="tiny",
+            vocab_size=MODEL.vocab_size,
+            max_prompt_tokens=CONFIG.cache_tokens - 1,
+            load_weights=weights_loader(MODEL),
+        )
+        tensors = tensor_shapes(tensors_of)
+        async with open_tiny(name="inner") as inner, open_served(inner, model=model, tensors=tensors) as (client, _):
+            yield client
+
+    def weights(self, version: int) -> Path:
+        folder = self.folder / f"weights-{version}"
+        save_pretrained(random_weights(version), MODEL, folder, dtype="float32")
+        return folder
+
+    def bad_weights(self) -> Any:
+        return fake_weights(self.folder, 1)
