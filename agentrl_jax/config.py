@@ -19,6 +19,7 @@ from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.row_sizes import packing_for, rounded
 from agentrl_jax.runtime import RuntimeConfig
 from agentrl_jax.saved_config import config_changes, config_from_json, config_to_json
@@ -101,6 +102,7 @@ class TrainConfig:
     engine: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(num_slots=128))
     pool: PoolConfig = field(default_factory=PoolConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    rendering: Annotated[RenderingConfig, tyro.conf.OmitArgPrefixes] = field(default_factory=RenderingConfig)
     warm_up: WarmUpConfig = field(default_factory=WarmUpConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: Annotated[RuntimeConfig, tyro.conf.OmitArgPrefixes] = field(default_factory=RuntimeConfig)
@@ -249,5 +251,6 @@ _FIXED = (
     "network",
     "lora",
     "max_context_tokens",
+    "rendering",
 )
 """What a run is made of: a resumed run cannot change it."""

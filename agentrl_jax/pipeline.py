@@ -405,7 +405,8 @@ class _Training:
                 break
             results[mode] = found
             for evaluation in found.values():
-                self.run_log.log_metrics("evaluation", {"when": when, "step": step, **evaluation.to_json()})
+                values = {"when": when, "step": step, "history_thinking": self.config.rendering.history_thinking}
+                self.run_log.log_metrics("evaluation", {**values, **evaluation.to_json()})
             for line in evaluation_lines(f"{when:<7}", found.values()):
                 self.say(line)
         return results

@@ -17,6 +17,7 @@ from agentrl_jax.models.export import ExportDType
 from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pretrained
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
+from agentrl_jax.rendering.config import RenderingConfig, read_rendering, write_rendering
 from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
@@ -71,6 +72,7 @@ class Policy:
     tokenizer_folder: holds the tokenizer's files.
     load_params: reads or draws the initial params. With a mesh they are placed on it, in their own precision, and each
       process reads only its part.
+    rendering: how its prompts were rendered in training, None if nobody recorded it.
     """
 
     model: ModelConfig
@@ -78,10 +80,13 @@ class Policy:
     tokenizer: ChatTokenizer
     tokenizer_folder: Path
     load_params: Callable[[Mesh | None], Params]
+    rendering: RenderingConfig | None = None
 
     def save(self, params: Params, folder: Path) -> None:
         """Write `params` of this architecture to `folder`, with the tokenizer and what else the policy came with."""
         save_pretrained(params, self.model, folder, dtype=self.dtype, source=self.tokenizer_folder)
+        if self.rendering is not None:
+            write_rendering(folder, self.rendering)
 
 
 def create_policy(
@@ -142,4 +147,5 @@ def open_policy(folder: Path) -> Policy:
         tokenizer=tokenizer,
         tokenizer_folder=folder,
         load_params=lambda mesh: load_pretrained(folder, mesh=mesh)[1],
+        rendering=read_rendering(folder),
     )

@@ -1,7 +1,7 @@
 """What a run needs before its first learner step: demonstrations, a policy, and the sizes that follow from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -12,6 +12,7 @@ from agentrl_jax.env import EnvFamily, Message, Tool
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.params import num_params
 from agentrl_jax.policy import Policy, create_policy, open_policy
+from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.sft import Demonstration
@@ -53,11 +54,18 @@ def prepare(
         )
     else:
         policy = open_policy(config.model)
+    rendering = settle_rendering(policy, config.rendering, say)
+    config, policy = replace(config, rendering=rendering), replace(policy, rendering=rendering)
     render = {
-        family.name: TemplateRenderer(policy.tokenizer, tools=family.tools).render_demonstration for family in families
+        family.name: TemplateRenderer(policy.tokenizer, tools=family.tools, config=rendering)
+        for family in families
     }
     names = [families[number % len(families)].name for number in range(count)]
-    rendered = [render[name](*conversation) for name, conversation in zip(names, conversations, strict=True)]
+    rendered = [
+        segment
+        for name, conversation in zip(names, conversations, strict=True)
+        for segment in render[name].demonstration_segments(*conversation)
+    ]
     longest = max(len(ids) for ids, _ in rendered)
     sized = _with_sizes(config, policy, longest)
     kept = tuple(r for r in rendered if len(r[0]) <= sized.packing.row_tokens[-1])
@@ -84,6 +92,20 @@ def reopen(config: TrainConfig, model_folder: Path) -> Prepared:
         demonstrations=(),
         copy_ids=as_ids(()),
     )
+
+
+def settle_rendering(policy: Policy, asked: RenderingConfig, say: Callable[[str], None]) -> RenderingConfig:
+    """What is asked for, what the policy's folder remembers and what its template needs, in this order.
+
+    Says so if the policy meets other prompts than it was trained with. Raises TemplateError if its template cannot be
+    used, ConfigError for a setting without effect.
+    """
+    recorded = policy.rendering
+    if recorded is not None:
+        asked = asked.completed_by(recorded)
+        for change in asked.changes_from(recorded):
+            say(f"warning: {change}")
+    return TemplateRenderer(policy.tokenizer, config=asked).config
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:

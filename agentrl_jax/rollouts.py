@@ -44,7 +44,10 @@ class Rollouts:
         self._sessions = {name: SessionCounts(make) for name, make in sessions.items()}
         self._config = config
         self._slots: GroupSlots | None = None
-        self._renderers = {family.name: TemplateRenderer(tokenizer, tools=family.tools) for family in families}
+        self._renderers = {
+            family.name: TemplateRenderer(tokenizer, tools=family.tools, config=config.rendering) for family in families
+        }
+        self._render_threads = trio.CapacityLimiter(1)  # more would only take turns: Python runs one of them at a time
 
     def training_groups(self, shares: Callable[[], Mapping[str, float]]) -> RunOneGroup:
         """Run admitted groups, as many at a time as the engines have slots for, each env with its share of them.
@@ -113,6 +116,7 @@ class Rollouts:
                 ),
                 run_seed=derive_seed(self._config.seed, purpose),
                 observe=None if self._telemetry is None else self._telemetry.observe,
+                render_threads=self._render_threads,
             )
             for family in self._families
         }

@@ -16,6 +16,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.episode_replay import CallBudget, Closing, ReplayedTurn, replay
 from agentrl_jax.episode_log import RecordedEpisode, read_episode
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.rendering.config import read_rendering
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from launch.config import make_families, parse, printer, refuse
@@ -55,7 +56,7 @@ def _replay(config: ReplayConfig, episode: RecordedEpisode, say: Callable[[str],
     if task.index >= family.num_tasks(task.split) or family.task(task.split, task.index) != task:
         raise ConfigError(f"{task.env} has no task {task.key} any more: its data or its generator have changed")
     tokenizer = load_tokenizer(config.run_dir / "model")
-    renderer = TemplateRenderer(tokenizer, tools=family.tools)
+    renderer = TemplateRenderer(tokenizer, tools=family.tools, config=read_rendering(config.run_dir / "model"))
     say(f"{episode.episode_id}  {task.key}  step {episode.step}  {len(episode.turns)} turns  {_outcome(episode)}")
     divergence, number = "", 0
     for part in replay(episode, family.make, renderer, family.tools, budget):

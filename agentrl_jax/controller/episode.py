@@ -1,12 +1,14 @@
 """One session from its first message to its end, as an immutable trajectory. Every `EpisodeEnd` is decided here.
 
 render → choose engine → generate → parse → interact → append. Tokens are facts: the next prompt is all earlier ids
-plus the environment's reply, so nothing that was sampled is ever rendered or tokenised again.
+plus the environment's reply, so nothing that was sampled is ever rendered or tokenised again. A renderer that rewrites
+history says when: a new segment begins with that prompt.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +22,7 @@ from agentrl_jax.controller.telemetry import CallName, CallTime, ObserveEpisode
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.env import Message, StepResult, Tool
 from agentrl_jax.errors import ConfigError, EngineError, EnvError, EnvTimeout
-from agentrl_jax.rendering.protocol import Renderer
+from agentrl_jax.rendering.protocol import Context, Renderer
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Segment, Task, Trajectory, Turn, as_ids
 
@@ -125,6 +127,7 @@ class EpisodeSetup:
     """What all episodes of one environment share. `clock` only measures; deadlines are trio's.
 
     observe: told of each episode that has ended, and of its calls.
+    render_threads: where slow rendering runs; None: on the event loop, whose virtual clock would not wait for a thread.
     """
 
     sessions: SessionFactory
@@ -135,6 +138,7 @@ class EpisodeSetup:
     run_seed: int
     clock: Callable[[], float] = trio.current_time
     observe: ObserveEpisode | None = None
+    render_threads: trio.CapacityLimiter | None = None
 
 
 async def run_episode(
@@ -153,8 +157,10 @@ class _Episode:
     def __init__(self, task: Task, group_id: int, member: int, setup: EpisodeSetup) -> None:
         self.task, self.group_id, self.member = task, group_id, member
         self.setup, self.config = setup, setup.config
+        self.stream = setup.renderer.stream(setup.tools)
         self.turns: list[Turn] = []
-        self.ids: Ids = as_ids(())
+        self.first_turns: list[int] = []  # of each segment
+        self.ids: Ids = as_ids(())  # of the last segment
         self.engines: dict[str, Engine] = {}
         self.env_reward: float | None = None
         self.env_s = self.engine_s = 0.0
@@ -183,7 +189,7 @@ class _Episode:
             end=end,
             reward=self.config.reward(end, self.env_reward),
             env_reward=self.env_reward,
-            segments=(Segment(turns=tuple(self.turns)),) if self.turns else (),
+            segments=self._segments(),
             wall_s=wall_s,
             env_s=self.env_s,
             engine_s=self.engine_s,
@@ -209,17 +215,19 @@ class _Episode:
         return EpisodeEnd.WALL_TIMEOUT, f"took longer than its {self.config.wall_budget_s} s"
 
     async def _take_turns(self, session: Session, messages: tuple[Message, ...]) -> tuple[EpisodeEnd, str]:
-        context = self.setup.renderer.prompt(messages, self.setup.tools)
+        context = Context(ids=await self._render(messages, self.stream.begin, messages), starts_segment=True)
         while True:
-            room = self.config.max_context_tokens - len(self.ids) - len(context)
+            if context.starts_segment:
+                self.ids = as_ids(())
+            room = self.config.max_context_tokens - len(self.ids) - len(context.ids)
             if room < 1:
                 return EpisodeEnd.CONTEXT_LIMIT, ""
             if self.sampled_tokens_left < 1:
                 return EpisodeEnd.CONTEXT_LIMIT, f"sampled all its {self.config.max_sampled_tokens} tokens"
             bound = int(min(room, self.sampled_tokens_left, self.config.max_new_tokens))
-            completion = await self._generate(context, bound)
+            completion = await self._generate(context.ids, bound)
             if completion.finish_reason == "length":
-                self._append(Turn(context_ids=context, completion=completion))
+                self._append(Turn(context_ids=context.ids, completion=completion), context)
                 is_clipped = bound < self.config.max_new_tokens
                 return (EpisodeEnd.CONTEXT_LIMIT if is_clipped else EpisodeEnd.TURN_TRUNCATED), ""
             result = await self._interact(session, context, completion)
@@ -229,7 +237,13 @@ class _Episode:
                 return EpisodeEnd.MAX_TURNS, ""
             if self.calls_left < 1:
                 return EpisodeEnd.MAX_TURNS, f"used up its {self.config.max_calls} tool calls"
-            context = self.setup.renderer.reply(result.messages)
+            context = await self._render(result.messages, self.stream.follow, completion.ids, result.messages)
+
+    async def _render(self, messages: Sequence[Message], render: Callable[..., T], *args: object) -> T:
+        threads = self.setup.render_threads
+        if threads is None or not self.stream.is_slow(messages, is_first=not self.turns):
+            return render(*args)
+        return await trio.to_thread.run_sync(render, *args, limiter=threads)
 
     async def _generate(self, context: Ids, max_new_tokens: int) -> Completion:
         turn = len(self.turns)
@@ -250,16 +264,16 @@ class _Episode:
             self.engine_s += self._elapsed("generate", turn, begun, engine.name)
         raise EngineError(f"{engine.name}: turn {turn} took longer than {self.config.engine_deadline_s} s")
 
-    async def _interact(self, session: Session, context: Ids, completion: Completion) -> StepResult:
+    async def _interact(self, session: Session, context: Context, completion: Completion) -> StepResult:
         asked = self.setup.renderer.parse(completion.ids)
         turn = Turn(
-            context_ids=context,
+            context_ids=context.ids,
             completion=completion,
             num_calls=len(asked.calls),
             call_errors=asked.errors,
             num_bare_calls=asked.num_bare_calls,
         )
-        self._append(turn)  # before the env answers: should it fail, the record still shows what it was asked
+        self._append(turn, context)  # before the env answers: should it fail, the record still shows what it was asked
         action = within_budget(asked, min(self.calls_left, _bound(self.config.max_calls_per_turn)))
         self.calls_left -= len(action.calls)
         result = await self._call_env(lambda: session.interact(action), self.config.env_deadline_s, "step")
@@ -276,10 +290,16 @@ class _Episode:
             raise EnvError(f"{self.task.key}: a step that does not end the episode must answer, got no messages")
         return total
 
-    def _append(self, turn: Turn) -> None:
+    def _append(self, turn: Turn, context: Context) -> None:
+        if context.starts_segment:
+            self.first_turns.append(len(self.turns))
         self.turns.append(turn)
         self.ids = np.concatenate([self.ids, turn.context_ids, turn.completion.ids])
         self.sampled_tokens_left -= len(turn.completion.ids)
+
+    def _segments(self) -> tuple[Segment, ...]:
+        bounds = pairwise([*self.first_turns, len(self.turns)])
+        return tuple(Segment(turns=tuple(self.turns[start:end])) for start, end in bounds)
 
     async def _reserve(self, session: Session) -> None:
         with trio.move_on_after(self.config.queue_deadline_s):

@@ -103,7 +103,8 @@ def _play(
     except EnvError as error:
         yield _failed(episode, error, at_end=not episode.turns)
         return
-    context = renderer.prompt(messages, tools)
+    stream = renderer.stream(tools)
+    context = stream.begin(messages)
     for number, recorded in enumerate(episode.turns, start=1):
         is_last = number == len(episode.turns)
         action, result = None, None
@@ -128,7 +129,7 @@ def _play(
         if divergence:
             return
         if result is not None and not is_last:
-            context = renderer.reply(result.messages)
+            context = stream.follow(recorded.ids, result.messages).ids
     yield _closing(episode)
 
 

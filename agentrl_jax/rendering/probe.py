@@ -1,10 +1,11 @@
-"""What a chat template must do before its transcripts can be trusted, checked with sentinels at start-up.
+"""What a chat template does to a conversation, asked with sentinels at start-up.
 
 Published systems lost tool calls, tool results and the thinking of earlier turns silently, because nobody asked the
 template first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from agentrl_jax.env import Message, Tool, ToolCall
 from agentrl_jax.errors import TemplateError
@@ -12,7 +13,8 @@ from agentrl_jax.errors import TemplateError
 # Words that no template contains, without characters that JSON or XML would escape.
 USER = Message(role="user", content="qzUserTextzq")
 ANSWER = Message(role="assistant", content="qzAnswerTextzq")
-_THINKING = Message(role="assistant", content="<think>\nqzThoughtzq\n</think>\n\nqzAnswerTextzq")
+_THOUGHT = "<think>\nqzThoughtzq\n</think>\n\nqzAnswerTextzq"
+_RESULTS = tuple(Message(role="tool", content=f"qzResult{i}zq") for i in range(2))
 _TOOL = Tool(
     name="qzDeclaredzq",
     description="probe",
@@ -22,67 +24,105 @@ _TOOL = Tool(
 RenderText = Callable[[Sequence[Message], Sequence[Tool], bool], str]
 
 
-def calling(num_calls: int) -> Message:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """rewriting: how the template changes a history that stood in an earlier prompt, "" if it only appends.
+
+    max_calls: of one assistant turn; None if there is no limit.
+    drops_text: an assistant turn with calls loses its content.
+    """
+
+    rewriting: str
+    max_calls: int | None
+    drops_text: bool
+
+
+def calling(num_calls: int, content: str = "") -> Message:
     """Return an assistant turn with `num_calls` calls: what a run of that many tool messages must follow."""
     calls = (ToolCall(name="qzNamezq", arguments={"qzKeyzq": f"qzValue{i}zq"}) for i in range(num_calls))
-    return Message(role="assistant", tool_calls=tuple(calls))
+    return Message(role="assistant", content=content, tool_calls=tuple(calls))
 
 
-def opening(messages: Sequence[Message]) -> tuple[Message, Message]:
+def opening(messages: Sequence[Message], max_calls: int | None = None) -> tuple[Message, Message]:
     """Return a shortest conversation that `messages` may follow under the usual rules of alternation."""
     num_tools = next((i for i, m in enumerate(messages) if m.role != "tool"), len(messages))
-    return (USER, calling(num_tools) if num_tools else ANSWER)
+    num_calls = num_tools if max_calls is None else min(num_tools, max_calls)
+    return (USER, calling(num_calls) if num_calls else ANSWER)
 
 
-def check_template(render: RenderText) -> None:
-    """Raise TemplateError naming what the template loses, rewrites or cannot render.
+def last_sentinel(turn: Message) -> str:
+    """The last word of a turn that `opening` or `calling` made."""
+    return f"qzValue{len(turn.tool_calls) - 1}zq" if turn.tool_calls else turn.content
+
+
+def lost_parts(render: RenderText) -> list[str]:
+    """What of a conversation with tools the template does not show, in words. Raises TemplateError if it refuses it.
 
     render: (messages, tools, add_generation_prompt) -> text.
     """
-    _check_sentinels(render)
-    _check_history(render)
-
-
-def _check_sentinels(render: RenderText) -> None:
-    results = [Message(role="tool", content=f"qzResult{i}zq") for i in range(2)]
-    text = render([USER, calling(2), *results], [_TOOL], True)
+    max_calls = _max_calls(render)
+    turn = calling(2 if max_calls is None else max_calls)
+    with_tools = render([USER, turn, *_RESULTS], [_TOOL], True)
+    calls_only = render([USER, turn, *_RESULTS], [], True)
     wanted: Mapping[str, str] = {
-        "the declared tools": _TOOL.name,
         "user messages": USER.content,
         "the names of tool calls": "qzNamezq",
         "the argument names of tool calls": "qzKeyzq",
         "the argument values of tool calls": "qzValue0zq",
-        "all but the first of several tool calls": "qzValue1zq",
+        "all but the first of several tool calls": last_sentinel(turn),
         "tool messages": "qzResult0zq",
         "all but the first of several tool messages in a run": "qzResult1zq",
     }
-    calls_only = render([USER, calling(2), *results], [], True)
-    lost = [
-        what for what, sentinel in wanted.items() if sentinel not in (text if sentinel == _TOOL.name else calls_only)
-    ]
-    if lost:
-        raise TemplateError(
-            f"the chat template loses {', '.join(lost)}; use a template for tool calls, for example "
-            "rendering.templates.hermes_template()"
-        )
+    lost = [] if _TOOL.name in with_tools else ["the declared tools"]
+    return lost + [what for what, sentinel in wanted.items() if sentinel not in calls_only]
 
 
-def _check_history(render: RenderText) -> None:
+def examine(render: RenderText) -> Findings:
+    """Say how a template that loses nothing (`lost_parts`) treats turns and history."""
+    max_calls = _max_calls(render)
+    drops_text = ANSWER.content not in render([USER, calling(1, ANSWER.content)], [], False)
+    return Findings(
+        rewriting=_rewriting(render, max_calls, calling(1, "" if drops_text else _THOUGHT)),
+        max_calls=max_calls,
+        drops_text=drops_text,
+    )
+
+
+def _max_calls(render: RenderText) -> int | None:
+    try:
+        render([USER, calling(2), *_RESULTS], [], True)
+    except TemplateError:
+        render([USER, calling(1), _RESULTS[0]], [], True)
+        return 1
+    return None
+
+
+def _rewriting(render: RenderText, max_calls: int | None, deciding: Message) -> str:
     """Every prompt, and every turn as it was sampled, must stand unchanged in all later prompts."""
-    results = [Message(role="tool", content=f"qzResult{i}zq") for i in range(2)]
-    conversation = [USER, calling(1), results[0], calling(2), *results, _THINKING, USER, ANSWER, USER]
+    several = calling(2 if max_calls is None else max_calls)
+    thinking = Message(role="assistant", content=_THOUGHT)
+    first = _RESULTS[0]
+    conversation = [
+        *(USER, calling(1), first, several, *_RESULTS, deciding, first, thinking),
+        *(USER, ANSWER, USER),
+    ]
     for length in range(2, len(conversation) + 1):
         text = render(conversation[:length], [], False)
-        following = conversation[length - 1].role
         for turn, message in enumerate(conversation[: length - 1]):
             if message.role != "assistant":
                 continue
-            expected = render(conversation[:turn], [], True) + message.content
-            if not text.startswith(expected):
-                difference = next(i for i in range(len(expected)) if expected[i] != text[i : i + 1])
-                raise TemplateError(
-                    f"the chat template rewrites history once a message of role {following} follows: after "
-                    f"{expected[max(0, difference - 40) : difference]!r} expected "
-                    f"{expected[difference : difference + 40]!r} as it was in the earlier prompt or sampled, got "
-                    f"{text[difference : difference + 40]!r}"
-                )
+            prompt = render(conversation[:turn], [], True)
+            # Some templates write white space between header and turn, which is then part of what is sampled.
+            is_kept = text.startswith(prompt) and text[len(prompt) :].lstrip().startswith(message.content)
+            if not is_kept:
+                following = conversation[length - 1].role
+                return f"once a message of role {following} follows: {_difference(text, prompt + message.content)}"
+    return ""
+
+
+def _difference(text: str, expected: str) -> str:
+    at = next(i for i in range(len(expected)) if expected[i] != text[i : i + 1])
+    return (
+        f"after {expected[max(0, at - 40) : at]!r} expected {expected[at : at + 40]!r} as it was in the earlier prompt "
+        f"or sampled, got {text[at : at + 40]!r}"
+    )

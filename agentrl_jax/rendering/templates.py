@@ -146,13 +146,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = datetime.now().strftime
     return environment
 
 
-def _to_json(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

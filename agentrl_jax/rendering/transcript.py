@@ -1,8 +1,8 @@
-"""Token-in-token-out transcripts for templates that only append.
+"""Token-in-token-out transcripts from a model's own chat template and tokenizer.
 
 An episode's ids are `prompt + sampled + reply + sampled + …`; what was sampled is never decoded and encoded again.
-The ids of a reply come from the template itself: a dummy conversation is rendered with and without the reply, and the
-difference behind the closed turn's stop token is what the template puts there, whatever the real history is.
+The ids of a reply come from the template itself (`turn_texts`), whatever the real history is; a template that rewrites
+history is used as `history_thinking` says.
 """
 
 from collections.abc import Sequence
@@ -11,27 +11,24 @@ from os import PathLike
 
 import numpy as np
 
-from agentrl_jax.env import Action, Message, Role, Tool
-from agentrl_jax.errors import ConfigError, RecordError, TemplateError
-from agentrl_jax.rendering.probe import ANSWER, USER, check_template, opening
-from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json
+from agentrl_jax.env import Action, Message, Tool
+from agentrl_jax.errors import RecordError, TemplateError
+from agentrl_jax.rendering.call_formats import READERS
+from agentrl_jax.rendering.choices import choose_format, choose_history, choose_shape
+from agentrl_jax.rendering.config import HistoryThinking, RenderingConfig
+from agentrl_jax.rendering.probe import ANSWER, USER, calling, examine, opening
+from agentrl_jax.rendering.protocol import Stream
+from agentrl_jax.rendering.shapes import MessageShape
+from agentrl_jax.rendering.streams import QUICK_CHARS, AppendedStream, RewritingTexts, RewrittenStream
+from agentrl_jax.rendering.templates import ChatTemplate
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
-from agentrl_jax.rendering.tool_calls import ToolCallPolicy, parse_tool_calls
+from agentrl_jax.rendering.tool_calls import THINK_CLOSE, THINK_OPEN, parse_tool_calls
+from agentrl_jax.rendering.turn_texts import TurnTexts
 from agentrl_jax.rendering.untrusted import SpecialTokenGuard
 from agentrl_jax.types import Bools, Ids, as_ids
 
 _NUM_PROMPTS = 64
 """Prompts whose ids are kept: the members of a group ask for the same one within moments."""
-
-# Contents that templates are known to trim, escape or interpret.
-_AWKWARD_CONTENTS = (
-    "",
-    " \n odd space \n ",
-    '{"a": "<b> & \\n \'"}',
-    "<think>a</think>b",
-    "é\u2028😀",
-    "{{ x }}{% y %}",
-)
 
 
 class TemplateRenderer:
@@ -39,11 +36,12 @@ class TemplateRenderer:
 
     tokenizer: a folder (see `load_tokenizer`) or a loaded tokenizer.
     tools: the tools of every env that is rendered with it; `lenient` accepts untagged JSON that names one of them.
-    tool_calls: see `parse_tool_calls`; the same in training and evaluation.
+    config: the same in training and evaluation. `self.config` is what became of it for this template.
 
     Special tokens that are spelled out in messages or tools are encoded as plain text, so no content can forge a
-    turn. Raises TemplateError if the template loses tool calls or tool messages, rewrites history, or does not close
-    an assistant turn with a special token; ConfigError if the folder is incomplete.
+    turn. Raises TemplateError if the template loses tool calls or tool messages, rewrites history without a declared
+    policy, writes calls in an unknown form, or leaves open where a turn ends; ConfigError if the folder is incomplete,
+    or a setting has no effect.
     """
 
     def __init__(
@@ -51,82 +49,139 @@ class TemplateRenderer:
         tokenizer: ChatTokenizer | str | PathLike[str],
         *,
         tools: Sequence[Tool] = (),
-        tool_calls: ToolCallPolicy = "lenient",
+        config: RenderingConfig | None = None,
     ) -> None:
+        config = config or RenderingConfig()
         self.tokenizer = tokenizer if isinstance(tokenizer, ChatTokenizer) else load_tokenizer(tokenizer)
-        if tool_calls not in ("strict", "lenient"):
-            raise ConfigError(f"tool_calls must be 'strict' or 'lenient', got {tool_calls!r}")
         self._declared = frozenset(tool.name for tool in tools)
-        self._tool_calls: ToolCallPolicy = tool_calls
-        self._guard = SpecialTokenGuard(self.tokenizer.special_tokens)
+        # Thinking tags forge no turn, and templates look for them in contents.
+        self._guard = SpecialTokenGuard(self.tokenizer.special_tokens.keys() - {THINK_OPEN, THINK_CLOSE})
         self._template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.constants)
-        check_template(self._render)
-        self._opening_text = self._render([USER], (), True)
-        self._closing = self._find_closing_token()
-        ends = dict.fromkeys((self._closing, *self.tokenizer.eos_tokens))
+        self._shape = choose_shape(self._render_as)
+        self._findings = examine(self._render)
+        history: HistoryThinking = choose_history(self._render, self._findings, config.history_thinking)
+        self._texts = TurnTexts(
+            self._render,
+            self._findings,
+            mark=self._guard.mark,
+            special_tokens=tuple(self.tokenizer.special_tokens),
+            eos_tokens=self.tokenizer.eos_tokens,
+        )
+        self._is_thinking = self._texts.generation_prompt.rstrip().endswith(THINK_OPEN)
+        spelled = self._own_call()
+        self.config = RenderingConfig(
+            history_thinking=history,
+            tool_call_format=config.tool_call_format or choose_format(spelled),
+            tool_calls=config.tool_calls,
+        )
+        assert self.config.tool_call_format is not None
+        self._format = self.config.tool_call_format
+        self._reads_own_calls = READERS[self._format](spelled, ()).calls == calling(1).tool_calls
+        ends = dict.fromkeys((*self._texts.end_tokens, *self.tokenizer.eos_tokens))
         self._stop_ids = tuple(self.tokenizer.special_tokens[t] for t in ends if t in self.tokenizer.special_tokens)
-        self._skeleton = lru_cache(maxsize=256)(self._derive_skeleton)
-        self._encode_prompt = lru_cache(maxsize=_NUM_PROMPTS)(lambda text: as_ids(self._encode(text)))
+        self._encode_prompt = lru_cache(maxsize=_NUM_PROMPTS)(
+            lambda opening_: as_ids(self._encode(self._render(opening_.messages, opening_.tools, True)))
+        )
         self._check_boundaries()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end an assistant turn: the one the template closes it with first, then the model's other ends."""
+        """Ids that end an assistant turn: those the template ends it with first, then the model's other ends."""
         return self._stop_ids
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         """int32 ids before the first assistant turn, generation prompt included."""
-        return self._encode_prompt(self._render(messages, tools, True))
+        if any(message.tool_calls for message in messages):
+            return as_ids(self._encode(self._render(messages, tools, True)))
+        return self._encode_prompt(_Opening(messages, tools))
 
-    def reply(self, messages: Sequence[Message]) -> Ids:
-        """int32 ids between a turn that ended with a stop id and the next one, generation prompt included.
+    def reply(self, messages: Sequence[Message], *, after: int | None = None) -> Ids:
+        """int32 ids between a turn that ended with the stop id `after` and the next one, generation prompt included.
 
-        The cost depends on `messages` alone. Raises RecordError without messages or with an assistant message.
+        after: default, the one that the template would have written. The cost depends on `messages` alone. Raises
+        RecordError without messages or with an assistant message.
         """
         if not messages:
             raise RecordError("a reply needs at least one message; only an episode that is over has none")
-        return as_ids(self._encode_reply(self._reply_text(messages, add_generation_prompt=True)))
+        return self._encode_reply(self._texts.reply(messages, add_generation_prompt=True), after)
+
+    def stream(self, tools: Sequence[Tool]) -> Stream:
+        """A new episode's ids: one segment, or with `strip` one for each prompt that the template rewrites."""
+        if self.config.history_thinking == "keep":
+            return AppendedStream(self, tools, quick_chars=QUICK_CHARS)
+        texts = RewritingTexts(
+            render=lambda messages, tools_: self._render(messages, tools_, True),
+            encode=lambda text: as_ids(self._encode(text)),
+            encode_reply=self._encode_reply,
+            as_history=self._as_history,
+        )
+        return RewrittenStream(texts, tools)
 
     def parse(self, ids: Ids) -> Action:
         """The assistant turn that `ids` spell, with or without a stop id at the end. Never raises."""
-        end = len(ids) - 1 if len(ids) and int(ids[-1]) in self._stop_ids else len(ids)
-        text = self.tokenizer.decode(ids[:end].tolist())
-        return parse_tool_calls(text, tool_calls=self._tool_calls, declared=self._declared)
+        return parse_tool_calls(
+            self._decode_turn(ids),
+            tool_calls=self.config.tool_calls,
+            declared=self._declared,
+            tool_call_format=self._format,
+            is_thinking=self._is_thinking,
+        )
 
     def full_render(self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool) -> Ids:
         """int32 ids of the template's rendering of a whole conversation: what recorded ids are compared with."""
         return as_ids(self._encode(self._render(messages, tools, add_generation_prompt)))
 
-    def encode_turn(self, message: Message) -> Ids:
-        """int32 ids of an assistant turn as the template writes it, stop id included: a canonical completion."""
-        if message.role != "assistant":
-            raise RecordError(f"a turn is an assistant message, got role {message.role!r}")
-        closed = self._closed_text([USER, message])
-        return as_ids(self._encode(closed[len(self._opening_text) :]))
+    def encode_turn(self, message: Message, following: Sequence[Message] = ()) -> Ids:
+        """int32 ids of an assistant turn as the template writes it, stop id included: a canonical completion.
 
-    def render_demonstration(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Ids, Bools]:
-        """Return (ids int32 [T], loss_mask bool [T]) of a finished conversation, built turn by turn like an episode.
+        following: the messages that answer it; where their header is the stop id, they say which one.
+        """
+        if message.tool_calls and not self._reads_own_calls:
+            raise TemplateError(
+                f"the chat template does not write calls in the form {self._format}: a demonstration would teach "
+                "what is not understood; leave --tool-call-format out"
+            )
+        return as_ids(self._encode(self._texts.turn(message, following)))
 
-        The ids equal `full_render(messages, tools, add_generation_prompt=False)`; the mask is True exactly on
-        assistant turns with their stop id, never on a generation prompt or separator. Raises RecordError if no
-        assistant message is there or two follow each other.
+    def demonstration_segments(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[tuple[Ids, Bools], ...]:
+        """Return (ids int32 [T], loss_mask bool [T]) of each segment of a finished conversation, built turn by turn
+        like an episode's.
+
+        The mask is True exactly on assistant turns with their stop id, never on a generation prompt or separator. If
+        the template only appends, there is one segment, and its ids equal `full_render(messages, tools,
+        add_generation_prompt=False)`, and a stop id behind a last turn that the template leaves open. Raises
+        RecordError if no assistant message is there or two follow each other.
         """
         turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not turns:
             raise RecordError("a demonstration needs an assistant message, got none")
-        parts = [(self.prompt(messages[: turns[0]], tools), False)]
+        stream = self.stream(tools)
+        segments: list[list[tuple[Ids, bool]]] = [[(stream.begin(messages[: turns[0]]), False)]]
         for start, end in zip(turns, [*turns[1:], len(messages)], strict=True):
-            parts.append((self.encode_turn(messages[start]), True))
-            is_last = end == len(messages)
-            text = self._reply_text(messages[start + 1 : end], add_generation_prompt=not is_last)
-            parts.append((as_ids(self._encode_reply(text)), False))
-        ids = np.concatenate([part for part, _ in parts])
-        return ids, np.repeat([is_sampled for _, is_sampled in parts], [len(part) for part, _ in parts])
+            following = messages[start + 1 : end]
+            sampled = self.encode_turn(messages[start], following)
+            segments[-1].append((sampled, True))
+            if end == len(messages):
+                closing = self._texts.reply(following, add_generation_prompt=False)
+                segments[-1].append((self._encode_reply(closing, int(sampled[-1])), False))
+                break
+            context = stream.follow(sampled, following)
+            segments += [[]] if context.starts_segment else []
+            segments[-1].append((context.ids, False))
+        return tuple(map(_joined, segments))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool) -> str:
-        conversation, declared = conversation_to_json(messages, tools)
+        return self._render_as(self._shape, messages, tools, add_generation_prompt)
+
+    def _render_as(
+        self, shape: MessageShape, messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool
+    ) -> str:
         return self._template.render(
-            self._guard.mark(conversation), self._guard.mark(declared), add_generation_prompt=add_generation_prompt
+            self._guard.mark(shape(messages)),
+            self._guard.mark([tool.to_json() for tool in tools]),
+            add_generation_prompt=add_generation_prompt,
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -135,89 +190,81 @@ class TemplateRenderer:
             ids += self.tokenizer.encode_plain(piece) if is_plain else self.tokenizer.encode(piece)
         return ids
 
-    def _encode_reply(self, text: str) -> list[int]:
-        # In the context of the stop token, which in some tokenizers swallows white space behind it.
-        return self._encode(self._closing + text)[1:]
+    def _encode_reply(self, text: str, after: int | None = None) -> Ids:
+        # In the context of the token that ended the turn, which in some tokenizers swallows white space behind it.
+        ids = self._encode(text)
+        stands_already = bool(self._texts.closing) or after is None or ids[:1] == [after]
+        return as_ids(ids[1:] if stands_already else ids)
 
-    def _find_closing_token(self) -> str:
-        text = self._render([USER, ANSWER], (), False)
-        tail = text[text.rindex(ANSWER.content) + len(ANSWER.content) :]
-        found = [token for token in self.tokenizer.special_tokens if tail.startswith(token)]
-        if not found:
-            raise TemplateError(
-                "the chat template does not close an assistant turn with a special token: expected one right after "
-                f"the turn's text, got {tail[:40]!r}"
-            )
-        return max(found, key=len)
+    def _decode_turn(self, ids: Ids) -> str:
+        end = len(ids) - 1 if len(ids) and int(ids[-1]) in self._stop_ids else len(ids)
+        return self.tokenizer.decode(ids[:end].tolist())
 
-    def _closed_text(self, conversation: Sequence[Message]) -> str:
-        """The rendering of a conversation that ends with an assistant turn, up to that turn's stop token."""
-        text = self._render(conversation, (), False)
-        end = text.rfind(self._closing)
-        if end < len(self._opening_text) or not text.startswith(self._opening_text):
-            raise TemplateError(
-                f"the chat template renders an assistant turn without its generation prompt or {self._closing}: "
-                f"{text!r}"
-            )
-        return text[: end + len(self._closing)]
+    def _as_history(self, sampled: Ids, following: Sequence[Message]) -> tuple[Message, str, str]:
+        """The message of a turn for later prompts, its text and the token that ended it; see `RewritingTexts`.
+
+        A canonical turn stands in later prompts as the template writes it; any other as the text that it is.
+        """
+        opened = self._thinking_prefix()
+        end = self.tokenizer.decode([int(sampled[-1])])
+        action = self.parse(sampled)
+        message = Message(role="assistant", content=opened + action.content, tool_calls=action.calls)
+        canonical = self._canonical_text(message, following)
+        if canonical is not None and self._encode(canonical) == sampled.tolist():
+            return message, canonical.removesuffix(end), end
+        text = self._decode_turn(sampled)
+        return Message(role="assistant", content=opened + text), self._guard.mark(text), end
+
+    def _canonical_text(self, message: Message, following: Sequence[Message]) -> str | None:
+        try:
+            return self._texts.turn(message, following)
+        except TemplateError:
+            return None
+
+    def _thinking_prefix(self) -> str:
+        prompt = self._texts.generation_prompt
+        return prompt[prompt.rindex(THINK_OPEN) :] if self._is_thinking else ""
+
+    def _own_call(self) -> str:
+        """How the template spells a call, at the start of the text."""
+        written = self._canonical_text(calling(1), ())
+        if written is None:  # a turn that does not stand behind its generation prompt
+            return self._render([USER, calling(1)], (), False).partition(USER.content)[2]
+        return written.removesuffix(self._texts.end_of(calling(1)))
 
     def _check_boundaries(self) -> None:
         """Ids must not depend on where prompt, turn and reply meet."""
-        prompt = self._encode(self._opening_text)
-        for following in (USER, Message(role="tool", content=USER.content)):
-            turn = opening([following])[1]
-            parts = prompt + self.encode_turn(turn).tolist() + self.reply([following]).tolist()
-            if self._encode(self._render([USER, turn, following], (), True)) != parts:
+        prompt = self._texts.generation_prompt
+        for following in ([USER], [Message(role="tool", content=USER.content)]):
+            turn = opening(following, self._findings.max_calls)[1]
+            end = self._texts.end_of(turn, following)
+            said = self._canonical_text(turn, following) or ANSWER.content + end
+            reply = self._texts.reply(following, add_generation_prompt=True)
+            parts = self._encode(prompt) + self._encode(said) + self._encode_reply(reply).tolist()
+            if self._encode(prompt + said.removesuffix(end) + reply) != parts:
                 raise TemplateError(
                     "the tokenizer merges text across the border of the generation prompt "
-                    f"{self._opening_text[-20:]!r} or of {self._closing!r}: what is sampled could never equal the "
-                    "template's rendering of it"
+                    f"{prompt[-20:]!r} or of {end!r}: what is sampled could never equal the template's rendering of it"
                 )
 
-    def _reply_text(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        roles = tuple(message.role for message in messages)
-        skeleton = self._skeleton(roles, add_generation_prompt)
-        if skeleton is None:
-            return self._derive_reply(messages, add_generation_prompt)
-        return _fill(skeleton, [self._guard.mark(message.content) for message in messages])
 
-    def _derive_reply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """What the template puts behind a closed turn's stop token when `messages` follow."""
-        base = opening(messages)
-        closed = self._closed_text(base)
-        text = self._render([*base, *messages], (), add_generation_prompt)
-        if not text.startswith(closed):
-            roles = ", ".join(message.role for message in messages)
-            raise TemplateError(
-                f"the chat template rewrites history when messages of roles [{roles}] follow: expected it to "
-                f"continue {closed[-60:]!r}"
-            )
-        return text[len(closed) :]
+class _Opening:
+    """A conversation's beginning as a key: equal if the messages are, and the tools are the same objects."""
 
-    def _derive_skeleton(self, roles: tuple[Role, ...], add_generation_prompt: bool) -> tuple[str, ...] | None:
-        """The constant text around contents of messages of these roles; None if contents are not copied verbatim."""
-        if "assistant" in roles:
-            raise RecordError(f"a reply has no assistant message, got roles {list(roles)}")
-        sentinels = [f"qzContent{number}zq" for number in range(len(roles))]
-        rest = self._derive_reply(_messages(roles, sentinels), add_generation_prompt)
-        skeleton = []
-        for sentinel in sentinels:
-            before, found, rest = rest.partition(sentinel)
-            if not found or sentinel in rest:
-                return None
-            skeleton.append(before)
-        skeleton.append(rest)
-        for content in _AWKWARD_CONTENTS:
-            text = self._derive_reply(_messages(roles, [content] * len(roles)), add_generation_prompt)
-            if text != _fill(skeleton, [self._guard.mark(content)] * len(roles)):
-                return None
-        return tuple(skeleton)
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self.messages, self.tools = tuple(messages), tuple(tools)
+
+    def __hash__(self) -> int:
+        return hash(tuple(message.content for message in self.messages))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Opening)
+            and self.messages == other.messages
+            and list(map(id, self.tools)) == list(map(id, other.tools))
+        )
 
 
-def _messages(roles: Sequence[Role], contents: Sequence[str]) -> list[Message]:
-    return [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
-
-
-def _fill(skeleton: Sequence[str], contents: Sequence[str]) -> str:
-    pieces = [text for pair in zip(skeleton, contents, strict=False) for text in pair]
-    return "".join(pieces) + skeleton[-1]
+def _joined(parts: Sequence[tuple[Ids, bool]]) -> tuple[Ids, Bools]:
+    ids = np.concatenate([part for part, _ in parts])
+    return ids, np.repeat([is_sampled for _, is_sampled in parts], [len(part) for part, _ in parts])

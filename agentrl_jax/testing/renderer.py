@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl_jax.env import Action, Message, Tool, ToolCall
+from agentrl_jax.rendering.streams import AppendedStream
 from agentrl_jax.types import Ids, as_ids
 
 END, SEPARATOR = 0, 1
@@ -35,9 +36,13 @@ class FakeRenderer:
         declared = (Message(role="system", content=names),) if tools else ()
         return as_ids([*self._closed((*declared, *messages)), _ROLES["assistant"]])
 
-    def reply(self, messages: Sequence[Message]) -> Ids:
+    def reply(self, messages: Sequence[Message], *, after: int | None = None) -> Ids:
         """See `Renderer.reply`."""
         return as_ids([SEPARATOR, *self._closed(messages), _ROLES["assistant"]])
+
+    def stream(self, tools: Sequence[Tool]) -> AppendedStream:
+        """See `Renderer.stream`; nothing is slow."""
+        return AppendedStream(self, tools)
 
     def parse(self, ids: Ids) -> Action:
         """See `Renderer.parse`."""

@@ -1,7 +1,9 @@
 """TLC: tool-call parsing. Each test is one published fault."""
 
 from agentrl_jax.env import Action
-from agentrl_jax.rendering.tool_calls import format_tool_call, parse_tool_calls
+from agentrl_jax.rendering.call_formats import format_tool_call
+from agentrl_jax.rendering.config import RenderingConfig
+from agentrl_jax.rendering.tool_calls import parse_tool_calls
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from tests.rendering.chat import TOOLS, assistant, call, small_folder, small_renderer
 
@@ -31,7 +33,7 @@ def test_tlc_04_an_unknown_tool_is_a_call_under_every_policy_and_renderer() -> N
     turn = small_renderer().encode_turn(assistant("", made))
     for policy in ("strict", "lenient"):
         for tools in ((), TOOLS):
-            renderer = TemplateRenderer(small_folder(), tools=tools, tool_calls=policy)
+            renderer = TemplateRenderer(small_folder(), tools=tools, config=RenderingConfig(tool_calls=policy))
             assert renderer.parse(turn) == Action(calls=(made,))
 
 

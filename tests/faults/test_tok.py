@@ -68,7 +68,7 @@ def test_tok_08_a_run_of_tool_messages_is_one_user_turn() -> None:
     renderer = small_renderer()
     assert recorded(renderer, messages) == transformers_ids(small_folder(), messages)
     assert renderer.tokenizer.decode(renderer.reply(messages[2:])).count("<|im_start|>user") == 1
-    ids, mask = renderer.render_demonstration(messages, TOOLS)
+    ((ids, mask),) = renderer.demonstration_segments(messages, TOOLS)
     assert ids[mask].tolist() == renderer.encode_turn(messages[1]).tolist()
 
 
@@ -105,12 +105,18 @@ def test_tok_20_white_space_at_the_end_of_a_turn_is_kept() -> None:
     assert renderer.parse(sampled).content == "I wait.  \n"
 
 
-def test_tok_21_a_template_whose_stop_token_is_the_next_header_is_refused_not_doubled() -> None:
-    """Its turns have no end of their own, so a reply could not say which header stands behind them already."""
-    tokenizer = toy_tokenizer("glm")
-    assert "<|observation|>" in tokenizer.eos_tokens
-    with pytest.raises(TemplateError, match="does not close an assistant turn with a special token"):
-        TemplateRenderer(tokenizer)
+def test_tok_21_a_stop_token_that_is_the_next_header_stands_once() -> None:
+    renderer = TemplateRenderer(toy_tokenizer("glm"), tools=TOOLS)
+    header = renderer.tokenizer.special_tokens["<|observation|>"]
+    messages = [user("Go."), assistant("", call("look", room="hall")), tool("empty")]
+    sampled = renderer.encode_turn(messages[1])
+    assert sampled[-1] == header
+    ids = [*renderer.prompt(messages[:1], TOOLS), *sampled, *renderer.reply(messages[2:], after=header)]
+    assert ids.count(header) == 1
+    assert ids == renderer.full_render(messages, TOOLS, add_generation_prompt=True).tolist()
+    # A turn that ended otherwise gets the header that its answer needs, and only that one.
+    end_of_text = renderer.tokenizer.special_tokens["<|endoftext|>"]
+    assert renderer.reply(messages[2:], after=end_of_text).tolist() == [header, *renderer.reply(messages[2:])]
 
 
 def test_tok_22_a_reply_has_no_stop_id_in_front_so_a_cut_turn_is_never_glued() -> None:

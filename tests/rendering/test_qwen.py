@@ -40,7 +40,7 @@ def test_any_canonical_conversation(qwen: TemplateRenderer, messages: list[Messa
     )
     expected = transformers_ids(Path(FOLDER), messages)
     assert recorded(qwen, messages) == expected
-    ids, _ = qwen.render_demonstration(messages, TOOLS)
+    ((ids, _),) = qwen.demonstration_segments(messages, TOOLS)
     assert ids.tolist() == transformers_ids(Path(FOLDER), messages, add_generation_prompt=False)
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_jax.env import Action, ToolCall
-from agentrl_jax.rendering.tool_calls import format_tool_call, parse_tool_calls
+from agentrl_jax.rendering.call_formats import format_tool_call
+from agentrl_jax.rendering.tool_calls import parse_tool_calls
 from tests.rendering.chat import call, calls, json_values, texts
 
 

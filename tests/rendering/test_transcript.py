@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from agentrl_jax.env import Message
 from agentrl_jax.errors import ConfigError, RecordError, TemplateError
+from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.rendering.protocol import Renderer
 from agentrl_jax.rendering.templates import hermes_template
 from agentrl_jax.rendering.transcript import TemplateRenderer
@@ -105,7 +106,7 @@ def test_turns_that_are_not_canonical_stay_as_sampled(messages: list[Message]) -
 
 def test_the_demonstration_mask_covers_exactly_the_turns_and_their_stop_ids() -> None:
     renderer = small_renderer()
-    ids, mask = renderer.render_demonstration(EPISODE, TOOLS)
+    ((ids, mask),) = renderer.demonstration_segments(EPISODE, TOOLS)
     assert (ids.dtype, mask.dtype, ids.shape) == (np.int32, np.bool_, mask.shape)
     turns = [renderer.encode_turn(message) for message in EPISODE if message.role == "assistant"]
     assert ids[mask].tolist() == [id_ for turn in turns for id_ in turn]
@@ -119,7 +120,7 @@ def test_the_demonstration_mask_covers_exactly_the_turns_and_their_stop_ids() ->
 
 @given(conversations())
 def test_a_demonstration_equals_the_full_rendering(messages: list[Message]) -> None:
-    ids, _ = small_renderer().render_demonstration(messages, TOOLS)
+    ((ids, _),) = small_renderer().demonstration_segments(messages, TOOLS)
     assert ids.tolist() == transformers_ids(small_folder(), messages, add_generation_prompt=False)
 
 
@@ -134,7 +135,7 @@ def test_a_template_that_trims_tool_results_is_rendered_for_real(contents: list[
 def test_a_reply_costs_the_same_at_every_turn_and_never_renders_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = TemplateRenderer(small_folder())
     first = renderer.reply([tool("empty")])
-    monkeypatch.setattr(renderer, "_render", None)  # a template call would now fail
+    monkeypatch.setattr(renderer._template, "render", None)  # a template call would now fail
     assert renderer.reply([tool("empty")]).tolist() == first.tolist()
     with pytest.raises(TypeError):
         renderer.reply([tool("empty"), tool("x"), user("y")])
@@ -146,7 +147,7 @@ def test_replies_must_have_messages_and_no_assistant_turn() -> None:
     with pytest.raises(RecordError, match="no assistant message"):
         small_renderer().reply([assistant("me")])
     with pytest.raises(RecordError, match="needs an assistant message"):
-        small_renderer().render_demonstration([user("me")], TOOLS)
+        small_renderer().demonstration_segments([user("me")], TOOLS)
     with pytest.raises(RecordError, match="is an assistant message"):
         small_renderer().encode_turn(user("me"))
 
@@ -216,7 +217,7 @@ def test_a_stop_token_that_swallows_the_separator_swallows_it_here_too(tmp_path:
     messages = [*EPISODE, user("Bye.")]
     assert recorded(renderer, messages) == transformers_ids(folder, messages)
     assert renderer.reply([tool("x")])[0] == renderer.tokenizer.special_tokens["<|im_start|>"]
-    ids, _ = renderer.render_demonstration(EPISODE, TOOLS)
+    ((ids, _),) = renderer.demonstration_segments(EPISODE, TOOLS)
     assert ids.tolist() == transformers_ids(folder, EPISODE, add_generation_prompt=False)
 
 
@@ -238,7 +239,7 @@ def test_parse_needs_no_stop_id_and_keeps_other_special_tokens_visible() -> None
 
 def test_an_unknown_way_to_read_calls_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="'strict' or 'lenient', got 'loose'"):
-        TemplateRenderer(small_folder(), tool_calls="loose")  # type: ignore[arg-type]
+        RenderingConfig(tool_calls="loose")  # type: ignore[arg-type]
 
 
 def test_the_full_wording_renders_the_same_way(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_special_tokens_in_a_tool_result_are_plain_text() -> None:
 def test_hostile_conversations_are_encoded_as_transformers_sanitizes_them(messages: list[Message]) -> None:
     expected = transformers_ids(small_folder(), messages, sanitize=True)
     assert recorded(small_renderer(), messages) == expected
-    ids, mask = small_renderer().render_demonstration(messages, TOOLS)
+    ((ids, mask),) = small_renderer().demonstration_segments(messages, TOOLS)
     assert int(mask.sum()) == sum(len(small_renderer().encode_turn(m)) for m in messages if m.role == "assistant")
     assert (ids[mask] == small_renderer().stop_ids[0]).sum() == sum(m.role == "assistant" for m in messages)
 
