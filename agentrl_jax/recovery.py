@@ -70,7 +70,8 @@ class Recovery:
         self._policy = open_policy(run_dir / "model")
         self._own = self._learner(config.loss)
         self._other = None if loss == config.loss else self._learner(loss)
-        self._num_taken = -1
+        self._restored: int | None = None
+        self._num_taken = 0
 
     def can_reach(self, step: int) -> bool:
         """Whether checkpoint and batches from which the params before `step` would follow are still there."""
@@ -84,9 +85,9 @@ class Recovery:
         """
         start = self._start(step)
         assert start is not None
-        if self._num_taken < start:
+        if self._restored != start:  # never steps of our own where there is a checkpoint of the run's
             self._own.restore(self._reader.restore(start, self._own.abstract_state()).state)
-            self._num_taken = start
+            self._restored = self._num_taken = start
         for number in range(self._num_taken + 1, step):
             path = self._recorded[number].batch_path
             if self._recorded[number].is_applied and path is not None:

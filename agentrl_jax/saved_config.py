@@ -1,5 +1,6 @@
 """Config dataclasses as plain JSON and back, for the config.json of a run directory."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
@@ -26,6 +27,18 @@ def config_from_json(config_type: type[ConfigT], values: Mapping[str, Any]) -> C
         return msgspec.convert(values, config_type, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigError(f"a saved config does not fit this version: {error}") from error
+
+
+def read_config(config_type: type[ConfigT], run_dir: Path, *, flag: str = "") -> ConfigT:
+    """The config.json of a run directory, which `flag` names. Raises ConfigError if there is none, or no such one."""
+    path = run_dir / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{flag}{run_dir}: expected the directory of a run, but it has no config.json")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{flag}{run_dir}: its config.json is not JSON: {error}") from error
+    return config_from_json(config_type, values)
 
 
 def config_changes(old: Any, new: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@ not copy arguments from its context; a short spell of pure copying (random ids, 
 (induction heads: Olsson et al. 2022). Demonstration batches are mixed over tasks and never sorted by length.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -82,13 +83,23 @@ def demonstration_batches(
     """
     if not demonstrations:
         raise ConfigError("a warm-up needs demonstrations that fit a row, got none; set a larger --max-context-tokens")
+    for chosen in shuffled(len(demonstrations), batch_size=batch_size, seed=seed):
+        yield pack_demonstrations([demonstrations[index] for index in chosen], packing)
+
+
+def shuffled(count: int, *, batch_size: int, seed: int, num_taken: int = 0) -> Iterator[list[int]]:
+    """Endless batches of the indices below `count`, each once an epoch, in a new random order each epoch.
+
+    num_taken: batches that an earlier process has taken: the next one is what it would have got.
+    """
     rng = np.random.default_rng(seed)
     order: list[int] = []
-    while True:
+    for number in itertools.count():
         while len(order) < batch_size:
-            order.extend(rng.permutation(len(demonstrations)).tolist())
+            order.extend(rng.permutation(count).tolist())
         chosen, order = order[:batch_size], order[batch_size:]
-        yield pack_demonstrations([demonstrations[index] for index in chosen], packing)
+        if number >= num_taken:
+            yield chosen
 
 
 def train_on(

@@ -34,11 +34,11 @@ def provenance(mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def check_alone() -> None:
+def check_alone(what: str = "reinforcement learning") -> None:
     """Raise ConfigError if this is one of several processes: each would train an agent of its own."""
     if jax.process_count() > 1:
         raise ConfigError(
-            f"reinforcement learning runs in one process, but this is one of {jax.process_count()}: start one, which "
+            f"{what} runs in one process, but this is one of {jax.process_count()}: start one, which "
             "uses all GPUs that it sees (under SLURM: srun --ntasks=1)"
         )
 

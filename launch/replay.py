@@ -15,7 +15,7 @@ import tyro
 
 from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.errors import ConfigError
+from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.recovery import RecordedStep, Recovery, recorded_steps
 from agentrl_jax.replay import ReplayedStep, replay
 from agentrl_jax.runlog import to_json
@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _replay(config, run, printer())
     except ConfigError as error:
         refuse(error, program=PROGRAM)
+    except RecordError as error:  # a recorded batch that is none
+        refuse(ConfigError(str(error)), program=PROGRAM)
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[ReplayConfig, TrainConfig]:

@@ -1,9 +1,11 @@
 """`python -m launch.replay`: recorded losses come back, others are computed at the run's own params."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl_jax.algo.losses import LossConfig
@@ -20,7 +22,7 @@ LOUD = [step for step in range(1, NUM_STEPS + 1) if step != SILENT]
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay") / "run"
-    record_run(folder, LOSS)
+    record_run(folder, LOSS, checkpoints=(0, 2, NUM_STEPS))
     return folder
 
 
@@ -107,7 +109,8 @@ def test_a_gradient_that_is_not_finite_is_found_where_the_loss_is_finite(
 def test_the_table_shows_both_figures_and_what_is_missing(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record_run(tmp_path / "late", LossConfig(), checkpoints=(2, NUM_STEPS))
+    shutil.copytree(run_dir, tmp_path / "late")
+    shutil.rmtree(tmp_path / "late" / "checkpoints" / "step-00000000")
     assert main([str(tmp_path / "late")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "gradient norm" in lines[0]
@@ -121,14 +124,15 @@ def test_the_table_shows_both_figures_and_what_is_missing(
 def test_params_of_other_settings_are_not_taken_for_the_run_s(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record_run(tmp_path / "run", LossConfig())
+    shutil.copytree(run_dir, tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     config["learner"]["learning_rate"] = 0.5
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     steps = replayed(tmp_path / "run", capsys=capsys)
-    assert "grad_norm" in steps[1]["replayed"]  # the checkpoint's own params
+    assert "grad_norm" in steps[1]["replayed"]  # a checkpoint's own params
     assert "grad_norm" not in steps[2]["replayed"]
     assert "params are not recovered" in steps[2]["note"]
+    assert steps[NUM_STEPS]["replayed"]["grad_norm"]  # step 3 changed nothing, so these are a checkpoint's too
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,8 @@ def test_what_cannot_be_replayed_is_refused(run_dir: Path, tmp_path: Path, capsy
     first = plain / "batches" / "step-000001.npz"
     save_batch(first, load_batch(first))
     assert "recorded by an earlier version" in refused(plain)
+    np.savez(first, format=99)
+    assert "step-000001.npz has format 99" in refused(plain)
     (plain / "metrics.jsonl").write_text("")
     assert "has not taken a step yet" in refused(plain)
 

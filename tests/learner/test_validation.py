@@ -45,7 +45,7 @@ def test_it_is_what_the_logits_say_and_changes_nothing() -> None:
     assert learner.step(packed).loss == pytest.approx(found.mean_loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("mesh", ["8", "data=2,fsdp=2,tensor=2"])
+@pytest.mark.parametrize("mesh", [pytest.param("8", marks=pytest.mark.slow), "data=2,fsdp=2,tensor=2"])
 def test_it_is_the_same_on_any_mesh(mesh: str) -> None:
     packed = make_batch(rows=8)
     alone, split = make_learner().validate(packed), make_learner(mesh).validate(packed)
