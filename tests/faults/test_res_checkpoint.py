@@ -5,6 +5,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,6 +19,7 @@ from agentrl_jax.learner import Learner, LearnerConfig
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import init_params
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_demonstrations
+from agentrl_jax.sft import Demonstration, shuffled
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from tests.test_checkpoint import abstract, make_state, same
 
@@ -52,10 +55,17 @@ def test_res_05_the_old_checkpoint_outlives_the_saving_of_the_new_one(
     ]
 
 
-def batch(step: int) -> PackedBatch:
-    rng = np.random.default_rng(step)
-    demonstrations = [(rng.integers(0, 16, 8).astype(np.int32), np.r_[False, np.ones(7, np.bool_)]) for _ in range(2)]
-    return pack_demonstrations(demonstrations, PackingConfig(row_tokens=(8,), rows_per_micro_batch=2))
+def drawn(seed: int, count: int) -> list[Demonstration]:
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, 16, 8).astype(np.int32), np.r_[False, np.ones(7, np.bool_)]) for _ in range(count)]
+
+
+def batch(step: int, *, rows: int = 2) -> PackedBatch:
+    return pack_demonstrations(drawn(step, rows), PackingConfig(row_tokens=(8,), rows_per_micro_batch=rows))
+
+
+PACKING = PackingConfig(row_tokens=(8,), rows_per_micro_batch=2)
+DEMONSTRATIONS = drawn(0, 12)
 
 
 def test_res_07_a_resumed_learner_takes_the_very_same_steps(tmp_path: Path) -> None:
@@ -73,6 +83,48 @@ def test_res_07_a_resumed_learner_takes_the_very_same_steps(tmp_path: Path) -> N
             assert (got.step, got.learning_rate, got.loss) == (expected.step, expected.learning_rate, expected.loss)
     assert same(resumed.state, unbroken.state)
     assert len(jax.tree.leaves(resumed.state)) > len(jax.tree.leaves(resumed.params))
+
+
+def batch_at(order: Iterator[list[int]]) -> PackedBatch:
+    """The next batch of an endless run over twelve demonstrations."""
+    return pack_demonstrations([DEMONSTRATIONS[number] for number in next(order)], PACKING)
+
+
+def test_res_01_ten_learner_steps_are_five_and_five_more_bit_for_bit(tmp_path: Path) -> None:
+    loss, mesh = make_loss(LossConfig(name="sft")), make_mesh(parse_mesh("1"))
+    unbroken = Learner(MODEL, CONFIG, loss, mesh, init_params(MODEL, 0))
+    order = shuffled(len(DEMONSTRATIONS), batch_size=5, seed=3)
+    with CheckpointStore(tmp_path) as store:
+        for _ in range(5):
+            unbroken.step(batch_at(order))
+        store.save(5, unbroken.state, {"num_taken": 5})
+        expected = [unbroken.step(batch_at(order)).loss for _ in range(5)]
+    with CheckpointStore(tmp_path) as store:
+        resumed = Learner(MODEL, CONFIG, loss, mesh, init_params(MODEL, 1))
+        restored = store.restore(5, resumed.abstract_state())
+        resumed.restore(restored.state)
+        order = shuffled(len(DEMONSTRATIONS), batch_size=5, seed=3, num_taken=restored.loop_state["num_taken"])
+        assert [resumed.step(batch_at(order)).loss for _ in range(5)] == expected
+    assert same(resumed.state, unbroken.state)
+
+
+@pytest.mark.parametrize("mesh", ["2", pytest.param("data=2,fsdp=2,tensor=2", marks=pytest.mark.slow)])
+def test_res_07_another_mesh_goes_on_from_the_same_bits(mesh: str, tmp_path: Path) -> None:
+    config = replace(CONFIG, learning_rate=1e-2)
+    first = Learner(MODEL, config, make_loss(LossConfig(name="sft")), make_mesh(parse_mesh("1")), init_params(MODEL, 0))
+    for step in range(3):
+        first.step(batch(step, rows=4))
+    with CheckpointStore(tmp_path) as store:
+        store.save(3, first.state, {})
+        store.wait()
+        other = Learner(
+            MODEL, config, make_loss(LossConfig(name="sft")), make_mesh(parse_mesh(mesh)), init_params(MODEL, 1)
+        )
+        other.restore(store.restore(3, other.abstract_state()).state)
+        assert same(other.state, first.state)
+    for step in range(3, 8):
+        expected, got = first.step(batch(step, rows=4)).loss, other.step(batch(step, rows=4)).loss
+        assert got == pytest.approx(expected, rel=1e-5)
 
 
 def test_res_16_the_last_save_is_durable_when_the_run_ends(tmp_path: Path) -> None:
@@ -147,3 +199,8 @@ def test_res_06_a_kill_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_res_06_kills_at_random_moments_always_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path, times=8, seed=1)
+
+
+@pytest.mark.soak
+def test_res_06_fifty_kills_at_random_moments_always_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
+    kill_repeatedly(tmp_path, times=50, seed=2)
