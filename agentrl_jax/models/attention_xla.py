@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 # Queries go chunk by chunk: [chunk, T] scores per head exist at a time. The chunks of one span read the keys up to the
-# span's end, which leaves out close to half of the work of a row. On a CPU the scores stay in cache; smaller chunks than
-# these are no faster there, and take twice as long to compile.
+# span's end, which leaves out close to half of the work of a row. On a CPU the scores stay in cache; smaller chunks
+# than these are no faster there, and take twice as long to compile.
 _MIN_CHUNK, _MAX_CHUNK, _NUM_CHUNKS, _NUM_SPANS = 128, 512, 32, 8
 # Longer rows compute their scores again in the backward pass; shorter ones keep them from one layer's forward pass to
 # its backward pass, which takes 5 % off a step.
