@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from agentrl_jax.algo.histograms import NUM_BINS
+from agentrl_jax.algo.histograms import NUM_BINS, QUANTILES
 from agentrl_jax.batch import LossOutput, TokenBatch, Totals, Weighted
 from agentrl_jax.errors import ConfigError
 
@@ -81,18 +81,25 @@ def check_output(loss: LossFn, name: str, *, has_reference: bool, taken: frozens
     taken: names of metrics, maxima and histograms that the function must leave alone.
 
     Raises:
-      ConfigError: it is no `LossOutput` of scalar sums and weights, or a name is taken.
+      ConfigError: it is no `LossOutput` of scalar sums and weights, or a name is taken, be it by another of its own.
     """
     batch = probe_batch(has_reference=has_reference)
     output = jax.eval_shape(loss, jax.ShapeDtypeStruct(batch.ids.shape, np.float32), batch)  # type: ignore[no-untyped-call]
     _expect(name, isinstance(output, LossOutput), "a LossOutput (agentrl_jax.batch)", output)
     _expect_weighted(name, "loss", output.loss)
+    own: set[str] = set()
     for kind in ("metrics", "maxima", "histograms"):
         values = getattr(output, kind)
         _expect(name, isinstance(values, dict), f"a dict as {kind}", values)
         for key, value in values.items():
-            if key in taken:
-                raise ConfigError(f"loss {name}: {kind} has {key}, which is added around it: choose another name")
+            for logged in (key, *(f"{key}_{suffix}" for suffix in QUANTILES if kind == "histograms")):
+                if logged in taken:
+                    raise ConfigError(f"loss {name}: {kind} has {key}, which is added around it: choose another name")
+                if logged in own:
+                    raise ConfigError(
+                        f"loss {name}: {kind} has {key}, and {logged} is logged twice: rename one of them"
+                    )
+                own.add(logged)
             if kind == "metrics":
                 _expect_weighted(name, f"metric {key}", value)
             else:

@@ -167,7 +167,16 @@ def _denominators(totals: Totals, settings: LossSettings) -> tuple[Float[Array, 
     return totals.signal_sequences, totals.sequences
 
 
-_NAMES_AROUND = frozenset({"reference_kl", "entropy"}) | {f"ratio_{suffix}" for suffix in QUANTILES}
+_NAMES_AROUND = frozenset(
+    {
+        *("reference_kl", "entropy", *(f"ratio_{suffix}" for suffix in QUANTILES)),
+        *("loss", "grad_norm", "learning_rate", "num_skipped", "num_late_compiles", "is_applied"),
+        *("num_groups", "num_signal_groups", "num_trajectories", "num_segments", "num_invalid", "num_silent"),
+        *("num_overlong_masked", "num_tasks_not_normalised", "token_staleness_max", "advantage_abs_mean"),
+        *("packing_efficiency", "pack_s"),
+    }
+)
+"""What the learner and the packing log under flat names, beside a loss's own metrics."""
 
 
 def _external(config: LossConfig) -> LossFn:

@@ -10,10 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.learner.metrics import StepMetrics
+from agentrl_jax.packing import PackingConfig, build_batch
 from tests.algo.loss_layouts import one_micro_batch
 from tests.algo.loss_reference import random_segments
+from tests.algo.record_builders import make_group
 
 GOOD = """
 import jax.numpy as jnp
@@ -87,15 +91,28 @@ WRONG = [
     ),
     (GOOD.replace('"mine"', '"ratio_mean"'), "loss", "metrics has ratio_mean, which is added around it"),
     (GOOD.replace('"mine"', '"entropy"'), "loss", "metrics has entropy, which is added around it"),
+    (GOOD.replace('"mine"', '"grad_norm"'), "loss", "metrics has grad_norm, which is added around it"),
     (
-        GOOD.replace("masked_sum(costs, mask)})", 'masked_sum(costs, mask)}, {}, {"mine": jnp.ones(3)})'),
+        GOOD.replace("masked_sum(costs, mask)})", 'masked_sum(costs, mask)}, {"mine": jnp.max(costs)})'),
         "loss",
-        "floats of shape [129] as histograms mine",
+        "maxima has mine, and mine is logged twice",
     ),
     (
-        GOOD.replace("masked_sum(costs, mask)})", 'masked_sum(costs, mask)}, {"mine": jnp.ones(3)})'),
+        GOOD.replace(
+            '"mine": masked_sum(costs, mask)})', '"x_p50": masked_sum(costs, mask)}, {}, {"x": jnp.ones(129)})'
+        ),
         "loss",
-        "floats of shape [] as maxima mine",
+        "histograms has x, and x_p50 is logged twice",
+    ),
+    (
+        GOOD.replace("masked_sum(costs, mask)})", 'masked_sum(costs, mask)}, {}, {"other": jnp.ones(3)})'),
+        "loss",
+        "floats of shape [129] as histograms other",
+    ),
+    (
+        GOOD.replace("masked_sum(costs, mask)})", 'masked_sum(costs, mask)}, {"other": jnp.ones(3)})'),
+        "loss",
+        "floats of shape [] as maxima other",
     ),
 ]
 
@@ -108,6 +125,27 @@ def test_a_wrong_function_is_refused_with_what_is_wrong(
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         make_loss(LossConfig(name=f"{name}:{function}"))
     assert str(error.value).startswith(f"loss {name}:{function}: ")
+
+
+NAMED = """
+for name in NAMES:
+    globals()[f"loss_{name}"] = lambda logprobs, batch, name=name: LossOutput(
+        loss(logprobs, batch).loss, {name: loss(logprobs, batch).loss}
+    )
+"""
+
+
+def test_no_figure_of_the_log_can_be_overwritten(write: Callable[[str], str]) -> None:
+    """A loss's metrics are logged flat, beside the figures of the learner and of the packing."""
+    step = StepMetrics(outcome="applied", step=1, loss=0.0, grad_norm=0.0, learning_rate=0.0, num_skipped=0)
+    packing = PackingConfig(row_tokens=(16,), rows_per_micro_batch=1)
+    batch = build_batch([make_group([1.0, 0.0])], advantages=AdvantageConfig(), packing=packing, learner_version=0)
+    logged = (*step.as_dict(), *batch.stats)
+    name = write(GOOD + f"NAMES = {('mine', *logged)}" + NAMED)
+    make_loss(LossConfig(name=f"{name}:loss_mine"))
+    for figure in logged:
+        with pytest.raises(ConfigError, match=f"metrics has {figure}, which is added around it"):
+            make_loss(LossConfig(name=f"{name}:loss_{figure}"))
 
 
 def test_a_module_that_is_not_there_is_refused(write: Callable[[str], str]) -> None:
