@@ -27,11 +27,24 @@ Split = Literal["train", "eval"]
 FinishReason = Literal["stop", "length"]
 
 
+_ALL_COUNT: Bools = np.ones(0, np.bool_)
+"""Stands for a loss_mask that is True everywhere, where none is given."""
+
+REWARD_DECIMALS = 12
+"""Decimals that rewards are compared to: sums of the same rewards in another order count as equal."""
+
+
 def as_ids(ids: Sequence[int] | npt.NDArray[np.integer]) -> Ids:
-    """Return `ids` as a read-only int32 vector of its own."""
-    array = np.array(ids, dtype=np.int32).reshape(-1)
-    array.flags.writeable = False
-    return array
+    """Return `ids` as a read-only int32 vector of its own. Raises RecordError if one is no token id."""
+    return _frozen_ids(np.reshape(ids, -1), "ids")
+
+
+def _frozen_ids(ids: npt.ArrayLike, name: str) -> Ids:
+    given = np.asarray(ids)
+    # Casts would truncate fractions and wrap what is too large, and a negative id counts from a table's end.
+    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() > np.iinfo(np.int32).max):
+        raise RecordError(f"{name} must be integers in [0, 2^31), got {given.dtype} {given}")
+    return _frozen(given, np.int32, name).astype(np.int32, copy=False)
 
 
 def _frozen(array: npt.ArrayLike, dtype: npt.DTypeLike, name: str) -> npt.NDArray[np.generic]:
@@ -91,7 +104,7 @@ _AGENTRL_STATUS = {
     EpisodeEnd.WALL_TIMEOUT: "task limit reached",
     EpisodeEnd.ENV_TIMEOUT: "task error",
     EpisodeEnd.ENV_ERROR: "task error",
-    EpisodeEnd.ENGINE_ERROR: "unknown",
+    EpisodeEnd.ENGINE_ERROR: "cancelled",
     EpisodeEnd.CANCELLED: "cancelled",
 }
 
@@ -197,11 +210,11 @@ class Completion:
     engine: str
     pool: Pool
     cached_tokens: int = 0
-    loss_mask: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    loss_mask: Bools = field(default_factory=lambda: _ALL_COUNT)
 
     def __post_init__(self) -> None:
-        ids = _frozen(self.ids, np.int32, "ids")
-        mask = self.loss_mask if len(self.loss_mask) or not len(ids) else np.ones(len(ids), np.bool_)
+        ids = _frozen_ids(self.ids, "ids")
+        mask = np.ones(len(ids), np.bool_) if self.loss_mask is _ALL_COUNT else self.loss_mask
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "logprobs", _frozen(self.logprobs, np.float32, "logprobs"))
         object.__setattr__(self, "loss_mask", _frozen(mask, np.bool_, "loss_mask"))
@@ -256,7 +269,7 @@ class Turn:
     num_bare_calls: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "context_ids", _frozen(self.context_ids, np.int32, "context_ids"))
+        object.__setattr__(self, "context_ids", _frozen_ids(self.context_ids, "context_ids"))
         if not np.isfinite(self.reward):
             raise RecordError(f"a turn's reward must be finite, got {self.reward}")
         if self.num_calls < 0:
@@ -390,8 +403,9 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """True if at least two members that vote got different rewards."""
-        return len({t.reward for t in self.trajectories if t.votes}) > 1
+        """True if at least two members that vote got different rewards (to REWARD_DECIMALS)."""
+        rewards = [t.reward for t in self.trajectories if t.votes and t.reward is not None]
+        return len({round(reward, REWARD_DECIMALS) for reward in rewards}) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,10 @@ def test_a_completion_owns_arrays_that_nobody_can_change() -> None:
     [
         ({"ids": []}, "at least one id"),
         ({"ids": [5, 6]}, "one length"),
+        ({"ids": [5, 6, 1.5]}, r"ids must be integers in \[0, 2\^31\), got float64"),
+        ({"ids": [5, 6, -1]}, "ids must be integers in"),
+        ({"ids": np.array([5, 6, 2**32 + 7])}, "ids must be integers in"),
+        ({"loss_mask": []}, "one length, got 3, 3 and 0"),
         ({"ids": [[5, 6, 7]]}, "vector"),
         ({"logprobs": [-1.0, np.nan, -1.0]}, "finite"),
         ({"logprobs": [-1.0, -np.inf, -1.0]}, "finite"),
@@ -87,6 +91,15 @@ def test_a_completion_owns_arrays_that_nobody_can_change() -> None:
 def test_a_completion_that_breaks_its_contract_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         make_completion(**changes)
+
+
+@pytest.mark.parametrize("ids", [[1.5], [-1], [2**31]])
+def test_context_ids_are_token_ids(ids: list) -> None:
+    with pytest.raises(RecordError, match="context_ids must be integers in"):
+        Turn(context_ids=ids, completion=make_completion())
+    with pytest.raises(RecordError, match="ids must be integers in"):
+        as_ids(ids)
+    assert (as_ids([]).dtype, as_ids([]).shape) == (np.int32, (0,))
 
 
 def test_versions_are_counted_from_zero() -> None:
@@ -164,7 +177,14 @@ def test_group_members_are_numbered_and_of_one_task() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "has_signal"),
-    [([1.0, 0.0], True), ([1.0, 1.0], False), ([1.0, None], False), ([1.0, None, 0.0], True), ([1.0], False)],
+    [
+        ([1.0, 0.0], True),
+        ([1.0, 1.0], False),
+        ([1.0, None], False),
+        ([1.0, None, 0.0], True),
+        ([1.0], False),
+        ([0.1 + 0.2, 0.3], False),  # one reward, added up in two orders
+    ],
 )
 def test_signal_needs_two_valid_rewards_that_differ(rewards: list[float | None], has_signal: bool) -> None:
     assert make_group(rewards).has_signal is has_signal
@@ -184,8 +204,20 @@ def test_every_end_has_a_status_and_infrastructure_ends_neither_vote_nor_teach()
     infrastructure = {end for end in EpisodeEnd if end.is_infrastructure}
     names = {"env_timeout", "env_error", "engine_error", "cancelled"}
     assert {end.value for end in infrastructure} == names
+    assert {end.value: end.agentrl_status for end in EpisodeEnd} == {
+        "completed": "completed",
+        "max_turns": "task limit reached",
+        "context_limit": "agent context limit",
+        "turn_truncated": "agent context limit",
+        "invalid_action": "agent invalid action",
+        "validation_failed": "agent validation failed",
+        "wall_timeout": "task limit reached",
+        "env_timeout": "task error",
+        "env_error": "task error",
+        "engine_error": "cancelled",
+        "cancelled": "cancelled",
+    }
     for end in EpisodeEnd:
-        assert end.agentrl_status
         assert end.is_valid is end.is_trainable is (end not in infrastructure)
 
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from agentrl_jax.algo.grouping import Doubles, differ_by, numbered, sum_by
 from agentrl_jax.errors import ConfigError, RecordError
-from agentrl_jax.types import Bools
+from agentrl_jax.types import REWARD_DECIMALS, Bools
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
 
@@ -31,9 +31,9 @@ def group_advantages(
       reinforce_pp_baseline: R_i − μ, to be whitened over the batch (Hu et al., arXiv 2501.03262);
         `compute_advantages` does.
 
-    A group with fewer than two votes, or whose votes are all equal, has no signal: its advantages are exactly 0 (the
-    released AgentRL code gives a lone member its raw reward instead). No estimator divides by the deviation of the
-    other members alone, which may be 0 where that of the group is not.
+    A group with fewer than two votes, or whose votes are all equal (to `types.REWARD_DECIMALS`), has no signal: its
+    advantages are exactly 0 (the released AgentRL code gives a lone member its raw reward instead). No estimator
+    divides by the deviation of the other members alone, which may be 0 where that of the group is not.
 
     Args:
       rewards: [N]; ignored, and may be NaN, where `votes` is False.
@@ -61,7 +61,7 @@ def group_advantages(
     mean = sum_by(group, score, num_groups) / np.maximum(num_votes, 1.0)
     centred = np.where(voting, score - mean[group], 0.0)
     # Not `centred != 0`: the mean of equal rewards may be rounded.
-    has_signal = voting & differ_by(group, score, voting, num_groups)[group]
+    has_signal = voting & differ_by(group, np.round(score, REWARD_DECIMALS), voting, num_groups)[group]
     if estimator == "grpo":
         # Two passes: mean(R²) − mean(R)² would cancel for rewards that differ little.
         std = np.sqrt(sum_by(group, centred**2, num_groups) / np.maximum(num_votes - 1.0, 1.0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from math import fsum, nan
 
 from agentrl_jax.batch import Weighted
-from agentrl_jax.types import EpisodeEnd, Group, Trajectory
+from agentrl_jax.types import REWARD_DECIMALS, EpisodeEnd, Group, Trajectory
 
 SUCCESS_REWARD = 1.0
 """An episode succeeded if its environment gave at least this, before any penalty."""
@@ -142,7 +142,7 @@ class TaskMetrics:
 def is_success(trajectory: Trajectory) -> bool:
     """True if the episode is valid and its environment gave the full reward, whatever penalty followed."""
     given = trajectory.env_reward
-    return trajectory.end.is_valid and given is not None and given >= SUCCESS_REWARD
+    return trajectory.end.is_valid and given is not None and round(given, REWARD_DECIMALS) >= SUCCESS_REWARD
 
 
 def task_metrics(groups: Sequence[Group]) -> dict[str, TaskMetrics]:

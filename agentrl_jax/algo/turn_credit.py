@@ -16,10 +16,7 @@ import numpy.typing as npt
 from agentrl_jax.algo.baselines import votes_of
 from agentrl_jax.algo.grouping import Doubles, Indices, differ_by, numbered, sum_by
 from agentrl_jax.errors import RecordError
-from agentrl_jax.types import Bools
-
-_ROUNDING = 12
-"""Decimals that returns to go are compared to: sums of the same rewards in another order count as equal."""
+from agentrl_jax.types import REWARD_DECIMALS, Bools
 
 
 def booked_rewards(rewards: npt.ArrayLike, turn_rewards: npt.ArrayLike, num_turns: npt.ArrayLike) -> Doubles:
@@ -114,7 +111,7 @@ def turn_advantages(
     centred = voted - (sums / np.maximum(num_votes, 1.0)[:, None])[group]
     if leave_one_out:
         centred *= (num_votes / np.maximum(num_votes - 1.0, 1.0))[group, None]
-    differs = differ_by(group, np.round(voted, _ROUNDING), voting, num_groups)
+    differs = differ_by(group, np.round(voted, REWARD_DECIMALS), voting, num_groups)
     advantages = np.where(differs[group] & voting[:, None], centred, 0.0)
     has_signal: Bools = np.any(differs, axis=1)
     return advantages[owner, number], voting & has_signal[group]

@@ -69,6 +69,14 @@ def test_equal_rewards_give_exactly_zero_although_their_mean_is_rounded(estimato
     assert not has_signal.any()
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_one_reward_added_up_in_two_orders_is_no_signal(estimator: Estimator) -> None:
+    assert 0.1 + 0.2 != 0.3
+    advantages, has_signal = group_advantages([0.1 + 0.2, 0.3], [True] * 2, [0] * 2, estimator=estimator)
+    assert (advantages.tolist(), has_signal.tolist()) == ([0.0] * 2, [False] * 2)
+    assert group_advantages([1.0, 1.0 + 1e-9], [True] * 2, [0] * 2, estimator=estimator)[1].all()
+
+
 def test_a_reward_that_votes_is_finite_and_an_estimator_known() -> None:
     with pytest.raises(RecordError, match="finite"):
         group_advantages([1.0, np.inf], [True, True], [0, 0], estimator="dr_grpo")

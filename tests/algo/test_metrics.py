@@ -64,6 +64,7 @@ def test_success_is_what_the_env_gave_before_any_penalty() -> None:
     assert is_success(make_trajectory(-0.2, env_reward=1.0, end=EpisodeEnd.MAX_TURNS))
     assert not is_success(make_trajectory(-0.2, end=EpisodeEnd.MAX_TURNS))
     assert not is_success(make_trajectory(0.99))
+    assert is_success(make_trajectory(sum([0.1] * 10)))  # 0.9999999999999999
     assert not is_success(make_trajectory(None, env_reward=1.0, end=EpisodeEnd.ENGINE_ERROR))
 
 

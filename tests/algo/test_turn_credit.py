@@ -51,12 +51,20 @@ def test_equal_rewards_by_different_ways_have_a_signal_and_equal_ways_have_none(
     advantages, has_signal = turn_advantages([1, 1], [True] * 2, [0, 0], early_and_late, [2, 2], leave_one_out=True)
     assert advantages.tolist() == [0.0, -1.0, 0.0, 1.0]
     assert has_signal.all()
-    sums = [0.1, 0.2, 0.3, 0.0]  # 0.1 + 0.2 is not 0.3, but the same reward
-    advantages, has_signal = turn_advantages([0.3, 0.3], [True] * 2, [0, 0], sums, [2, 2], leave_one_out=True)
-    assert advantages[[0, 2]].tolist() == [0.0, 0.0]
+    sums = [0.1, 0.2, 0.0, 0.3, 0.0, 0.0]  # the first adds up to 0.29999999999999993 from its end, the same reward
+    assert len({*returns_to_go(booked_rewards([0.3, 0.3], sums, [3, 3]), [3, 3], discount=1.0)[:, 0].tolist()}) == 2
+    advantages, _ = turn_advantages([0.3, 0.3], [True] * 2, [0, 0], sums, [3, 3], leave_one_out=True)
+    assert advantages[[0, 3]].tolist() == [0.0, 0.0]
     lone, has_signal = turn_advantages([1, 0], [True, False], [0, 0], early_and_late, [2, 2], leave_one_out=True)
     assert lone.tolist() == [0.0] * 4
     assert not has_signal.any()
+
+
+def test_a_trajectory_without_turns_has_no_vote() -> None:
+    advantages, has_signal = turn_advantages(
+        [1.0, 0.0, 9.0], [True] * 3, [0] * 3, [0.0, 0.0], [1, 1, 0], leave_one_out=True
+    )
+    assert (advantages.tolist(), has_signal.tolist()) == ([1.0, -1.0], [True, True, False])
 
 
 def looped(batch: Outcomes, discount: float) -> list[float]:
