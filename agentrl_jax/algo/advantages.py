@@ -23,6 +23,8 @@ Overlong = Literal["train", "mask"]
 OVERLONG_ENDS = frozenset({EpisodeEnd.CONTEXT_LIMIT, EpisodeEnd.TURN_TRUNCATED})
 """Ends of episodes that ran out of tokens."""
 
+_EPS = 1e-6
+
 _TURN_ESTIMATORS: tuple[Estimator, ...] = ("rloo", "dr_grpo")
 
 
@@ -45,7 +47,7 @@ class AdvantageConfig:
     """What counts once in a task's mean and variance: a token, as published, or a whole trajectory (sequence)"""
     overlong: Overlong = "train"
     """Episodes that ran out of tokens: train on them, or mask them (they vote in the baseline but teach nothing)"""
-    eps: float = 1e-6
+    eps: float = _EPS
     """Added to every standard deviation that something is divided by"""
 
     def __post_init__(self) -> None:
@@ -77,6 +79,11 @@ class AdvantageConfig:
             raise ConfigError(
                 "estimator=reinforce_pp_baseline whitens the whole batch, which normalising each task would undo: set "
                 f"task_normalisation=off, got {self.task_normalisation}"
+            )
+        if self.eps != _EPS and self.estimator != "grpo" and not self.is_normalising:
+            raise ConfigError(
+                f"advantage eps has no effect with estimator={self.estimator} and task_normalisation=off, which divide "
+                f"by no standard deviation, got {self.eps}"
             )
         if self.weighting == "sequence" and not self.is_normalising:
             raise ConfigError(

@@ -147,6 +147,7 @@ def test_masking_concerns_episodes_that_ran_out_of_tokens_only() -> None:
         ({"overlong": "drop"}, "one of train, mask, got 'drop'"),
         ({"eps": 0.0}, "eps"),
         ({"eps": float("nan")}, "eps"),
+        ({"eps": 0.1, "estimator": "rloo", "task_normalisation": "off"}, "eps has no effect with estimator=rloo"),
         ({"discount": 1.5, "credit": "turn"}, r"\[0, 1\], got 1.5"),
         ({"discount": float("nan")}, "discount"),
         ({"discount": 0.9}, "discount has no effect with credit=trajectory"),
@@ -160,6 +161,37 @@ def test_masking_concerns_episodes_that_ran_out_of_tokens_only() -> None:
 def test_wrong_options_and_combinations_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AdvantageConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("start", "change"),
+    [
+        *[
+            ({"task_normalisation": "off"}, {"estimator": name})
+            for name in ("dr_grpo", "rloo", "reinforce_pp_baseline")
+        ],
+        ({"estimator": "rloo"}, {"credit": "turn"}),
+        ({"estimator": "rloo", "credit": "turn"}, {"discount": 0.5}),
+        *[({}, {"task_normalisation": mode}) for mode in ("off", "paper")],
+        ({}, {"weighting": "sequence"}),
+        *[(start, {"eps": 0.1}) for start in ({}, {"task_normalisation": "off"}, {"estimator": "rloo"})],
+    ],
+)
+def test_every_option_reaches_the_advantages(start: dict[str, Any], change: dict[str, Any]) -> None:
+    """`overlong` decides which episodes teach: tests/test_packing.py."""
+    batch = Outcomes(
+        rewards=np.array([1.0, 0.0, 0.5, 0.0, 0.25, 0.25]),
+        votes=np.ones(6, np.bool_),
+        group_ids=np.array([0, 0, 1, 1, 2, 2]),
+        task_ids=np.zeros(6, np.int64),
+        num_turns=np.array([2, 1, 1, 2, 1, 1]),
+        turn_rewards=np.array([0.25, 0.75, 0.0, 0.5, 0.0, 0.0, 0.25, 0.25]),
+        turn_loss_tokens=np.array([5, 1, 1, 2, 1, 3, 4, 4]),
+    )
+    before, after = (
+        compute_advantages(batch, AdvantageConfig(**options)).advantages for options in (start, start | change)
+    )
+    assert not np.allclose(before, after, rtol=1e-3)
 
 
 def test_every_estimator_that_credit_by_turn_takes_is_scaled_as_by_trajectory() -> None:
