@@ -58,9 +58,8 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
 def chosen_loss(loss: LossConfig, name: str | None, correction: CorrectionName | None) -> LossConfig:
     """`loss` with another name or correction, where one is given, without the options of the ones it had."""
     name = name or loss.name
-    if correction is None and name == loss.name:
-        correction = loss.correction
-    return loss if (name, correction) == (loss.name, loss.correction) else loss.with_choice(name, correction)
+    is_the_same = name == loss.name and correction in (None, loss.settings.correction)
+    return loss if is_the_same else loss.with_choice(name, correction)
 
 
 @dataclass(frozen=True)

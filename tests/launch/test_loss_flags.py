@@ -30,6 +30,8 @@ def parsed(*flags: str) -> LossConfig:
 
 def test_the_recipe_s_options_stay_with_the_recipe_s_loss() -> None:
     assert parsed() == RECIPES["kg"].loss != LossConfig()
+    own = parsed("--loss.correction=behavior_clip")  # what it is without the flag
+    assert own.settings == RECIPES["kg"].loss.settings
     assert parsed("--loss.clip-low=0.1") == LossConfig(clip_low=0.1, clip_high=RECIPES["kg"].loss.clip_high)
     assert parsed("--loss.name=gspo") == LossConfig(name="gspo")
     assert parsed("--loss.name=policy_gradient", "--loss.correction=icepop").settings.correction == "icepop"
