@@ -2,7 +2,10 @@
 tokens, in float32: all that a loss is computed from, so that it can be replayed without a model."""
 
 import os
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +52,7 @@ def save_batch(path: Path, batch: PackedBatch, scores: Sequence[Scores] = ()) ->
 
 def load_batch(path: Path) -> PackedBatch:
     """Read what `save_batch` wrote. Raises RecordError if the file is something else or of another format."""
-    with np.load(path, allow_pickle=False) as content:
-        if not isinstance(content, np.lib.npyio.NpzFile) or "format" not in content:
-            raise RecordError(f"{path} is not a recorded batch")
-        if int(content["format"]) != _FILE_FORMAT:
-            raise RecordError(f"{path} has format {int(content['format'])}, this version reads {_FILE_FORMAT}")
+    with _recorded(path) as content:
         micro_batches: tuple[TokenBatch, ...] = ()
         if int(content["num_micro_batches"]):
             fields = [content[f"tokens/{name}"] for name in PACKED_FIELDS]
@@ -78,7 +77,27 @@ def load_batch(path: Path) -> PackedBatch:
 
 
 def load_scores(path: Path) -> tuple[Scores, ...]:
-    """Read the scores of each micro-batch from a file of `save_batch`; () if it was given none."""
-    with np.load(path, allow_pickle=False) as content:
+    """Read the scores of each micro-batch from a file of `save_batch`; () if it was given none.
+
+    Raises RecordError as `load_batch` does.
+    """
+    with _recorded(path) as content:
         columns = [content[f"scores/{name}"] for name in Scores._fields if f"scores/{name}" in content]
     return tuple(Scores(*parts) for parts in zip(*columns, strict=True))
+
+
+@contextmanager
+def _recorded(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The content of a recorded batch. Raises RecordError if it is none, broken off, or of another format."""
+    try:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile) or "format" not in content:
+                raise RecordError(f"{path} is not a recorded batch")
+            if (found := int(content["format"])) != _FILE_FORMAT:
+                raise RecordError(f"{path} has format {found}, this version reads {_FILE_FORMAT}")
+            yield content
+    except RecordError:
+        raise
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise RecordError(f"{path} is not a recorded batch, or not a whole one: {error}") from error

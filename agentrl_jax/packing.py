@@ -169,7 +169,7 @@ def pack_segments(
     included; the smaller one if two need as many. Rows are filled longest segment first (`first_fit_decreasing`).
 
     Raises:
-      RecordError: a segment is longer than the largest bucket, or a column has not one value a token.
+      RecordError: a segment is longer than the largest bucket, a column has not one value a token, or it is no field.
     """
     return _pack(lengths, columns, packing)[0]
 
@@ -202,6 +202,8 @@ def _pack(
 ) -> tuple[tuple[TokenBatch, ...], Indices]:
     """(micro_batches, segment_order)."""
     sizes = np.asarray(lengths, np.int64)
+    if strangers := sorted(set(columns) - set(PACKED_FIELDS)):
+        raise RecordError(f"columns must be fields of a packed TokenBatch, got {', '.join(strangers)}")
     wrong = {name: len(values) for name, values in columns.items() if len(values) != sizes.sum()}
     if wrong:
         raise RecordError(f"columns must have {sizes.sum()} values, one a token, got {wrong}")

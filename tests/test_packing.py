@@ -1,6 +1,7 @@
 """Packing: exact contents by hand, then what neither padding, bucket, order nor micro-batch size may change."""
 
 import math
+import re
 import time
 from dataclasses import replace
 from functools import reduce
@@ -19,7 +20,7 @@ from agentrl_jax.algo.bins import first_fit_decreasing
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.algo.metrics import means
 from agentrl_jax.batch import TokenBatch, map_tokens
-from agentrl_jax.batch_files import load_batch, save_batch
+from agentrl_jax.batch_files import load_batch, load_scores, save_batch
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.packing import (
     PackedBatch,
@@ -157,6 +158,11 @@ def test_a_column_has_a_value_for_each_token() -> None:
     for num in (4, 6):
         with pytest.raises(RecordError, match=f"5 values, one a token, got {{'ids': {num}}}"):
             pack_segments([2, 3], {"ids": np.zeros(num, np.int32)}, one_row(8))
+
+
+def test_a_column_that_no_batch_has_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"must be fields of a packed TokenBatch, got advantage$"):
+        pack_segments([2], {"ids": np.zeros(2, np.int32), "advantage": np.ones(2, np.float32)}, one_row(8))
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
@@ -468,5 +474,13 @@ def test_other_files_are_not_taken_for_batches(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="format 99"):
         load_batch(other)
     np.savez(pickled, format=np.array([{}], object))
-    with pytest.raises(ValueError, match="allow_pickle"):
-        load_batch(pickled)
+    text, empty, array, cut = (tmp_path / name for name in ("text.npz", "empty.npz", "array.npy", "cut.npz"))
+    text.write_text("no batch", encoding="utf-8")
+    empty.touch()
+    np.save(array, np.zeros(3))
+    save_batch(cut, build_batch(varied_groups(), advantages=PLAIN, packing=one_row(64), learner_version=9))
+    cut.write_bytes(cut.read_bytes()[:-200])
+    for path in (other, pickled, text, empty, array, cut):
+        for load in (load_batch, load_scores):
+            with pytest.raises(RecordError, match=re.escape(str(path))):
+                load(path)
