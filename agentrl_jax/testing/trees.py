@@ -57,9 +57,9 @@ def _compare(path: str, actual: Any, expected: Any, rtol: float, atol: float) ->
         wrong = ~np.isclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True)
         is_finite = np.isfinite(found) & np.isfinite(wanted)
         difference = np.abs(np.where(is_finite, found, 1.0) - np.where(is_finite, wanted, 0.0))
-        distance = np.where(
-            is_finite, difference / np.maximum(np.abs(np.where(is_finite, wanted, 1.0)), 1e-300), np.inf
-        )
+        scale = np.maximum(np.abs(np.where(is_finite, wanted, 1.0)), 1e-300)
+        with np.errstate(over="ignore"):  # beside an expected 0 the distance may well be infinite
+            distance = np.where(is_finite, difference / scale, np.inf)
     if not wrong.any():
         return []
     place = np.unravel_index(int(np.argmax(np.where(wrong, distance, -1.0))), wrong.shape)

@@ -39,6 +39,7 @@ def test_equal_up_to_the_tolerance(actual: Any, expected: Any) -> None:
         (np.array([np.inf]), np.array([1.0]), "inf, expected 1.0$"),
         (np.array([1.0]), np.array([-np.inf]), "1.0, expected -inf$"),
         (np.array([0.0]), np.array([1e-30]), "expected 1e-30"),
+        (np.array([1e10]), np.array([0.0]), "10000000000.0, expected 0.0$"),
         (np.ones(2), np.ones(3), r"float64\[2\], expected float64\[3\]"),
         (np.ones(2, np.float32), np.ones(2), r"float32\[2\], expected float64\[2\]"),
         (np.array([1, 5]), np.array([1, 4]), r"\[1\]: 5, expected 4$"),
