@@ -58,7 +58,7 @@ def importance_ratio(logprobs: Float[Array, "*b"], behavior_logprobs: Float[Arra
 def truncated_weight(ratio: Float[Array, "*b"], *, cap: float = 2.0) -> Float[Array, "*b"]:
     """min(ratio, cap): truncated importance sampling (Ionides 2008; for mismatched engines Yao et al. 2025).
 
-    Biased where it truncates, of bounded variance everywhere.
+    Biased where it truncates, of bounded variance everywhere. Gradients flow into `ratio`: `correct` gives a constant.
 
     >>> truncated_weight(jnp.array([0.25, 8.0])).tolist()
     [0.25, 2.0]
@@ -68,6 +68,8 @@ def truncated_weight(ratio: Float[Array, "*b"], *, cap: float = 2.0) -> Float[Ar
 
 def two_sided_weight(ratio: Float[Array, "*b"], *, low: float = 0.5, high: float = 5.0) -> Float[Array, "*b"]:
     """ratio inside of [low, high], 0 outside: IcePop (Ling Team 2025, "Every Step Evolves", arXiv 2510.18855).
+
+    Gradients flow into `ratio` inside of the bounds: `correct` gives a constant.
 
     >>> two_sided_weight(jnp.array([0.25, 0.5, 1.5, 8.0])).tolist()
     [0.0, 0.5, 1.5, 0.0]

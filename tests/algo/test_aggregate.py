@@ -47,6 +47,13 @@ def test_masked_sum_counts_what_it_adds() -> None:
     assert (float(total), float(weight)) == (4.0, 2.0)
 
 
+@pytest.mark.parametrize("how", ["sequence_mean_token_sum", "sequence_mean_token_mean"])
+def test_a_sequence_counts_once_in_bfloat16(how: str) -> None:
+    ones = jnp.ones(1001, jnp.bfloat16)
+    got = aggregate(ones, jnp.ones(1001, bool), jnp.full(1001, 1001), how=how, constant_length=1)
+    np.testing.assert_allclose(got, (1001.0 if how.endswith("sum") else 1.0, 1.0), rtol=1e-5)
+
+
 def test_masked_sum_counts_past_256_in_bfloat16() -> None:
     total, weight = masked_sum(jnp.ones(1001, jnp.bfloat16), jnp.ones(1001, jnp.bool_))
     assert (float(total), float(weight)) == (1001.0, 1001.0)

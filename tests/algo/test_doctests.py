@@ -11,7 +11,7 @@ import agentrl_jax.algo
 
 MODULES = sorted(f"agentrl_jax.algo.{module.name}" for module in pkgutil.iter_modules(agentrl_jax.algo.__path__))
 
-NOT_NUMBERS = ("Group", "Trajectory", "TokenBatch", "LossConfig", "LossOutput", "Weighted", "Callable")
+NOT_NUMBERS = ("Group", "Trajectory", "TokenBatch", "LossConfig", "LossSettings", "LossOutput", "Callable")
 """A function of records, batches or other functions is shown by the tests: an example would be all preparation."""
 
 

@@ -34,6 +34,12 @@ def test_far_apart_policies_stay_finite_and_have_no_gradient(estimator) -> None:
     assert slope == 0.0
 
 
+def test_log_ratios_are_limited_to_ten_nats_as_published() -> None:
+    values, slopes = jax.vmap(jax.value_and_grad(lambda x: k3(x, jnp.array(0.0))))(jnp.array([-9.5, -10.5, 10.5]))
+    np.testing.assert_allclose(values, [np.exp(9.5) - 10.5, np.exp(10.0) - 11.0, np.exp(-10.0) + 9.0], rtol=1e-5)
+    np.testing.assert_allclose(slopes, [1.0 - np.exp(9.5), 0.0, 0.0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("estimator", [k1, k2, k3])
 def test_gradients_agree_with_finite_differences(estimator) -> None:
     with jax.enable_x64(True):
