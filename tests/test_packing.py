@@ -283,6 +283,38 @@ def test_credit_by_turn_counts_the_groups_that_it_can_tell_apart() -> None:
         assert (batch.stats["num_signal_groups"], batch.loss_weight) == (num_signal, weight)
 
 
+def test_totals_count_what_is_trained_and_what_has_a_signal_by_hand() -> None:
+    """Three trajectories with a signal in 2, 2 and 4 tokens, one without in 3, one invalid and one without a vote."""
+    long = [make_segment(make_turn(1, 3)), make_segment(make_turn(1, 1))]
+    short = [make_segment(make_turn(1, 2))]
+    groups = [
+        make_group([1.0, 0.0, 0.0, None], segments=[short, short, long, short]),
+        make_group([0.5], group_id=1, segments=[[make_segment(make_turn(1, 3))]]),
+    ]
+    batch = build_batch(groups, advantages=PLAIN, packing=one_row(8), learner_version=0)
+    assert len(batch.micro_batches) > 1
+    for tokens in batch.micro_batches:
+        assert tokens.totals == pytest.approx((11, 8, 4, 3))
+    assert batch.loss_weight == 8
+
+
+def test_episodes_that_do_not_count_are_counted_by_why() -> None:
+    """One ended by the infrastructure, one before its first token, one out of tokens, and one that teaches."""
+    members = [
+        make_trajectory(1.0, make_segment(), member=0),
+        make_trajectory(-0.2, make_segment(), member=1, end=EpisodeEnd.CONTEXT_LIMIT),
+        make_trajectory(-0.2, member=2, end=EpisodeEnd.CONTEXT_LIMIT),
+        make_trajectory(None, make_segment(), member=3, end=EpisodeEnd.ENGINE_ERROR),
+        make_trajectory(None, member=4, end=EpisodeEnd.ENV_ERROR),
+    ]
+    group = Group(group_id=0, task=members[0].task, admitted_version=0, trajectories=tuple(members))
+    stats = build_batch(
+        [group], advantages=replace(PLAIN, overlong="mask"), packing=one_row(12), learner_version=0
+    ).stats
+    counts = {name: stats[name] for name in ("num_trajectories", "num_invalid", "num_silent", "num_overlong_masked")}
+    assert counts == {"num_trajectories": 5, "num_invalid": 2, "num_silent": 1, "num_overlong_masked": 1}
+
+
 def overlong_group() -> Group:
     members = [
         make_trajectory(1.0, make_segment(make_turn(1, 2, first_id=10)), member=0),

@@ -63,6 +63,8 @@ def test_likelihood_loss_by_hand() -> None:
     tokens = make_tokens([0.0] * 3, [1.0] * 3, loss_mask=[False, True, True])
     loss, metrics, *_ = make_loss(LossConfig(name="sft"))(row([-9.0, -1.0, -2.0]), tokens)
     assert (float(loss.total), float(loss.weight), metrics) == (3.0, 2.0, {})
+    without_signal = tokens._replace(has_signal=padded([False, True, False], np.bool_))
+    assert make_loss(LossConfig(name="sft"))(row([-9.0, -1.0, -2.0]), without_signal).loss == (1.0, 1.0)
     assert negative_log_likelihood(jnp.array(-1.5)).tolist() == 1.5
 
 
