@@ -5,7 +5,7 @@ of it; and `replay` follows draws that are known from a journal, whatever was or
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -22,12 +22,16 @@ from agentrl_jax.types import Group, Split, Task
 
 @dataclass
 class _Cursor:
-    """Where one env stands. position: tasks passed, over all epochs, drawn or not; num_drawn: those that were drawn."""
+    """Where one env stands. position: tasks passed, over all epochs, drawn or not; num_drawn: those that were drawn.
+
+    replayed: where it may stand after `replay`; position is the first of them.
+    """
 
     family: EnvFamily
     size: int
     position: int = 0
     num_drawn: int = 0
+    replayed: tuple[int, ...] = ()
     orders: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -99,7 +103,9 @@ class TaskSampler:
     def replay(self, task: Task) -> bool:
         """Move on as the draw of `task` once did; False, and nothing moves, if it cannot have come out here.
 
-        Weights may have changed since, and so may everything that was observed; the order of the tasks may not.
+        Weights may have changed since, and so may everything that was observed; the order of the tasks may not. A
+        task that the curriculum may have passed over in one epoch, and drawn in the next, leaves it open how far the
+        draws went: later ones decide, and at their end the least far of what they allow.
         """
         if self._requeued:
             is_next = self._requeued[0] == task
@@ -109,14 +115,24 @@ class TaskSampler:
         cursor = self._cursors.get(task.env)
         if cursor is None:
             return False
+        starts = cursor.replayed or (cursor.position,)
+        found = sorted({position for start in starts for position in self._places(cursor, task, start)})
+        if not found:
+            return False
+        if self._quotas.next() == task.env:  # else it came from other weights: the present ones owe nothing
+            self._quotas.pay(task.env)
+        self._pass(cursor, found[0])
+        cursor.replayed = tuple(position + 1 for position in found)
+        return True
+
+    def _places(self, cursor: _Cursor, task: Task, start: int) -> Iterator[int]:
+        """The positions of `task` that a draw could have reached from `start`."""
         reach = cursor.size if self._curriculum.config.is_on else 1
-        for position in range(cursor.position, cursor.position + reach):
-            if self._at(cursor, position) == task:
-                if self._quotas.next() == task.env:  # else it came from other weights: the present ones owe nothing
-                    self._quotas.pay(task.env)
-                self._pass(cursor, position)
-                return True
-        return False
+        for epoch in range(start // cursor.size, (start + reach - 1) // cursor.size + 1):
+            place = self._order(cursor, epoch).index(task.index) if task.index < cursor.size else 0
+            position = epoch * cursor.size + place
+            if start <= position < start + reach and self._at(cursor, position) == task:
+                yield position
 
     def requeue(self, tasks: Iterable[Task]) -> None:
         """Draw `tasks` (in flight when a run was interrupted) before all others, in their order."""
@@ -152,16 +168,19 @@ class TaskSampler:
 
     def _pass(self, cursor: _Cursor, position: int) -> None:
         self._next = None
-        cursor.position, cursor.num_drawn = position + 1, cursor.num_drawn + 1
+        cursor.position, cursor.num_drawn, cursor.replayed = position + 1, cursor.num_drawn + 1, ()
         cursor.orders = {epoch: order for epoch, order in cursor.orders.items() if epoch >= position // cursor.size}
 
     def _at(self, cursor: _Cursor, position: int) -> Task:
         epoch, place = divmod(position, cursor.size)
+        return cursor.family.task(self._split, self._order(cursor, epoch)[place])
+
+    def _order(self, cursor: _Cursor, epoch: int) -> tuple[int, ...]:
         if epoch not in cursor.orders:
             order = list(range(cursor.size))
             Random(derive_seed(self._seed, "tasks", cursor.family.name, self._split, epoch)).shuffle(order)
             cursor.orders[epoch] = tuple(order)
-        return cursor.family.task(self._split, cursor.orders[epoch][place])
+        return cursor.orders[epoch]
 
     def state(self) -> dict[str, Any]:
         """Everything that decides what comes next, as plain JSON."""
@@ -190,7 +209,7 @@ class TaskSampler:
             raise ConfigError(f"cannot resume: the saved tasks are (seed, split, sizes) = {was}, now they are {now}")
         for name, cursor in self._cursors.items():
             cursor.position, cursor.num_drawn = int(envs[name]["position"]), int(envs[name]["num_drawn"])
-            cursor.orders = {}
+            cursor.replayed, cursor.orders = (), {}
         self._next = None
         self._quotas.restore(state["credits"])
         self._requeued = deque(

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl_jax.controller.config import RolloutConfig
@@ -185,3 +185,20 @@ def test_in_the_loop_solved_tasks_leave_the_mix_of_the_envs_as_it_is() -> None:
     solved = [group for group in groups if group.task.index < 3]
     assert len(solved) == 6  # each once
     assert {record.tasks["a"].num_outside for record in run.records[3:]} == {3}
+
+
+@given(seed=st.integers(0, 9), gaps=st.lists(st.integers(1, 3), min_size=1, max_size=12))
+@example(seed=0, gaps=[1, 3, 3, 2, 2])  # a task that was passed over in one epoch and drawn in the next
+def test_whatever_was_passed_over_the_draws_can_be_replayed(seed: int, gaps: list[int]) -> None:
+    """A draw passes over less than an epoch; which tasks, only the run that drew knew."""
+    replayed = TaskSampler([ScriptedFamily(name="a", size=3)], {"a": 1.0}, seed, curriculum=BAND)
+    cursor = replayed._cursors["a"]
+    position = -1
+    for gap in gaps:
+        position += gap
+        assert replayed.replay(replayed._at(cursor, position))
+        assert cursor.position <= position + 1
+    assert cursor.num_drawn == len(gaps)
+    again = TaskSampler([ScriptedFamily(name="a", size=3)], {"a": 1.0}, seed, curriculum=BAND)
+    again.restore(replayed.state())
+    assert [replayed.draw() for _ in range(5)] == [again.draw() for _ in range(5)]
