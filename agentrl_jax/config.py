@@ -81,6 +81,9 @@ class TrainConfig:
     """Steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 2
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
+    eval_every: int | None = None
+    """Also evaluate after each so-many-th step, at that step's policy and beside training (default: only before the
+    first step and after the last)"""
     mismatch_alarm: float = 0.01
     """Warn where engines and learner disagree about tokens of one version by more than this (nats a token)"""
     profile: int = 0
@@ -128,6 +131,11 @@ class TrainConfig:
         for name in ("save_every", "keep_checkpoints", "row_buckets"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        if self.eval_every is not None and (self.eval_every < 1 or not self.evaluation.num_tasks):
+            raise ConfigError(
+                f"--eval-every must be >= 1, and --evaluation.num-tasks too, got {self.eval_every} and "
+                f"{self.evaluation.num_tasks}"
+            )
         if not self.mismatch_alarm > 0.0:
             raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")
         self._check_loss()

@@ -166,6 +166,8 @@ class _Training:
         self.profiler = StepProfiler(self.config.profile, run_log.folder / "profile", say)
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
+        self.evaluations: trio.Nursery
+        self.is_evaluating = False
 
     async def run(self) -> TrainResult:
         if self.survival.has_checkpoint:
@@ -325,21 +327,22 @@ class _Training:
             nursery.start_soon(_set_after, loop_stop, self.stop.wait)
             if self.config.max_minutes is not None:
                 nursery.start_soon(_set_after, loop_stop, partial(trio.sleep, 60 * self.config.max_minutes))
-            result = await train_loop(
-                sampler=self.sampler,
-                config=self.config.rollout,
-                run_one_group=rollouts.training_groups(self.sampler.concurrency_shares),
-                learner=self,
-                publish=publish,
-                max_steps=self.config.max_steps - plan.step,
-                on_step=self._on_step,
-                stop=loop_stop,
-                initial_version=plan.version,
-                first_group_id=plan.next_group_id,
-                first_step=plan.step,
-                adopted=plan.adopted,
-                journal=ThreadedJournal(self.survival.journal),
-            )
+            async with trio.open_nursery() as self.evaluations:  # one that has begun is finished
+                result = await train_loop(
+                    sampler=self.sampler,
+                    config=self.config.rollout,
+                    run_one_group=rollouts.training_groups(self.sampler.concurrency_shares),
+                    learner=self,
+                    publish=publish,
+                    max_steps=self.config.max_steps - plan.step,
+                    on_step=self._on_step,
+                    stop=loop_stop,
+                    initial_version=plan.version,
+                    first_group_id=plan.next_group_id,
+                    first_step=plan.step,
+                    adopted=plan.adopted,
+                    journal=ThreadedJournal(self.survival.journal),
+                )
             nursery.cancel_scope.cancel()
         seconds = time.monotonic() - self.rl_begun
         self.say(
@@ -381,6 +384,9 @@ class _Training:
         alarm = mismatch_alarm(record.metrics, self.config.mismatch_alarm)
         if alarm is not None:
             self._warn(step, [RunWarning(name="mismatch", env="", text=alarm)])
+        every = self.config.eval_every
+        if every is not None and step % every == 0 and step < self.config.max_steps:  # the last one is evaluated after
+            await self._begin_evaluation(step, record.version + record.is_applied)
         if step % self.config.save_every == 0:
             save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
             await trio.to_thread.run_sync(save)
@@ -395,12 +401,33 @@ class _Training:
             self.run_log.log_metrics("warning", {"step": step, **asdict(warning)})
             self.say(f"WARNING: {warning.text}")
 
-    async def _evaluate(self, rollouts: Rollouts, when: str, *, step: int) -> Evaluations:
+    async def _begin_evaluation(self, step: int, version: int) -> None:
+        if self.is_evaluating:
+            self.say(f"no evaluation at step {step}: the one before is still running")
+            return
+        self.is_evaluating = True
+        await self.evaluations.start(self._evaluate_beside, step, version)
+
+    async def _evaluate_beside(
+        self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Evaluate the learner's policy of now on an engine of its own; started once that has its copy."""
+        weights, name = self.learner.params, "evaluation-0"
+        async with open_local_engine(
+            model=self.policy.model, config=self.config.one_engine, weights=weights, version=version, name=name
+        ) as engine:
+            task_status.started()
+            await self._evaluate(self.rollouts, "during", step=step, engine=engine)
+        self.is_evaluating = False
+
+    async def _evaluate(
+        self, rollouts: Rollouts, when: str, *, step: int, engine: LocalEngine | None = None
+    ) -> Evaluations:
         results = Evaluations()
         if not self.config.evaluation.num_tasks:
             return results
         for mode in _MODES:
-            found = await rollouts.evaluate(mode, until=self.stop.wait)
+            found = await rollouts.evaluate(mode, until=self.stop.wait, engine=engine)
             if not found:
                 break
             results[mode] = found

@@ -15,6 +15,7 @@ from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.controller.statistics import RolloutStatistics, SessionCounts
 from agentrl_jax.controller.telemetry import Telemetry
 from agentrl_jax.engines.pool import EnginePool
+from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.env import EnvFamily
 from agentrl_jax.evaluation import Evaluation, summarise
 from agentrl_jax.rendering.tokenizer import ChatTokenizer
@@ -73,19 +74,28 @@ class Rollouts:
             telemetry=None if self._telemetry is None else self._telemetry.statistics(),
         )
 
-    async def evaluate(self, mode: str, *, until: Callable[[], Awaitable[object]]) -> dict[str, Evaluation]:
+    async def evaluate(
+        self, mode: str, *, until: Callable[[], Awaitable[object]], engine: Engine | None = None
+    ) -> dict[str, Evaluation]:
         """Success of the current policy by env, one episode of each held-out task; {} if `until` returns first.
 
         mode: "sampled" at the training temperature, or "greedy". The tasks and seeds are the same each time.
+        engine: one that no publish reaches, to evaluate its policy beside training; None: the pool's current ones.
         """
         size = self._config.evaluation.num_tasks
         tasks = [family.task("eval", index) for family in self._families for index in range(size)]
         temperature = self._config.temperature if mode == "sampled" else 0.0
-        setups = self._setups(self.pool.choose_current, "evaluation", temperature)
-        return summarise(mode, await self._run_unless(until, tasks, setups))
+        version = self.pool.version if engine is None else engine.version
+        choose_engine: EngineChooser = self.pool.choose_current if engine is None else _only(engine)
+        setups = self._setups(choose_engine, "evaluation", temperature)
+        return summarise(mode, await self._run_unless(until, tasks, setups, version))
 
     async def _run_unless(
-        self, until: Callable[[], Awaitable[object]], tasks: Sequence[Task], setups: dict[str, EpisodeSetup]
+        self,
+        until: Callable[[], Awaitable[object]],
+        tasks: Sequence[Task],
+        setups: dict[str, EpisodeSetup],
+        version: int,
     ) -> tuple[Group, ...]:
         async def run_one_group(admitted: AdmittedGroup) -> Group:
             return await run_group(admitted, group_size=1, setup=setups[admitted.task.env])
@@ -98,7 +108,7 @@ class Rollouts:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_after, nursery.cancel_scope)
             concurrency = self._config.evaluation.max_concurrent
-            groups = await run_tasks(tasks, run_one_group, version=self.pool.version, max_concurrent=concurrency)
+            groups = await run_tasks(tasks, run_one_group, version=version, max_concurrent=concurrency)
             nursery.cancel_scope.cancel()
         return groups
 
@@ -120,3 +130,7 @@ class Rollouts:
             )
             for family in self._families
         }
+
+
+def _only(engine: Engine) -> EngineChooser:
+    return lambda group_id, member, turn: engine

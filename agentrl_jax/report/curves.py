@@ -59,13 +59,13 @@ def _draw_evaluations(
     axes: Axes, found: Sequence[Mapping[str, Any]], env: str, steps: Sequence[Mapping[str, Any]], colour: Any
 ) -> None:
     where = {"before": steps[0]["step"] - 1, "after": steps[-1]["step"] + 1}
-    newest = {(e["when"], e["mode"]): e for e in found}
-    for (when, mode), e in newest.items():
+    newest = {(e["when"], e["mode"], e["step"] if e["when"] == "during" else None): e for e in found}
+    for (when, mode, step), e in newest.items():
         rate = e["success_rate"]
         if rate is None:
             continue
         axes.errorbar(
-            [where[when] + (0.0 if mode == "sampled" else 0.5)],
+            [(where[when] if step is None else step) + (0.0 if mode == "sampled" else 0.5)],
             [rate],
             yerr=[[rate - e["success_low"]], [e["success_high"] - rate]],
             color=colour,

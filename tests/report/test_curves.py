@@ -12,9 +12,9 @@ def log_step(log: RunLog, step: int, rate: float) -> None:
     log.log_metrics("step", {"step": step, "version": step - 1, "is_applied": True, "envs": envs, **times})
 
 
-def log_evaluation(log: RunLog, when: str, mode: str, rate: float) -> None:
+def log_evaluation(log: RunLog, when: str, mode: str, rate: float, step: int = 0) -> None:
     bounds = {"success_low": rate - 0.1, "success_high": rate + 0.1}
-    log.log_metrics("evaluation", {"when": when, "mode": mode, "env": "kg", "success_rate": rate, **bounds})
+    log.log_metrics("evaluation", {"when": when, "step": step, "mode": mode, "env": "kg", "success_rate": rate, **bounds})
 
 
 def test_a_run_without_steps_has_no_picture(tmp_path: Path) -> None:
@@ -29,6 +29,7 @@ def test_the_picture_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
         log_evaluation(log, "before", "sampled", 0.3)
         for step in range(1, 4):
             log_step(log, step, step / 4)
+            log_evaluation(log, "during", "greedy", step / 5, step)
         log_evaluation(log, "after", "greedy", 0.8)
     path = draw_curves(tmp_path / "run")
     assert path == tmp_path / "run" / "curves.png"
