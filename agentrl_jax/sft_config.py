@@ -11,6 +11,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.row_sizes import packing_for
 from agentrl_jax.runtime import RuntimeConfig
 from agentrl_jax.saved_config import config_changes, config_from_json, config_to_json
@@ -58,7 +59,7 @@ class SftConfig:
     mesh: str = "1"
     """Devices: a number (all on fsdp), or axes such as data=2,fsdp=4,tensor=2"""
     run_dir: Path | None = None
-    """Where the run is recorded; must be new or empty (default: runs/DATE-TIME)"""
+    """Where the run is recorded; must be new or empty (default: runs/sft-DATE-TIME)"""
     epochs: float = 3.0
     """Passes over the conversations"""
     max_steps: int | None = None
@@ -86,6 +87,7 @@ class SftConfig:
     """Go on with the run in this directory, from its newest checkpoint and with its settings"""
 
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(learning_rate=3e-3))
+    rendering: Annotated[RenderingConfig, tyro.conf.OmitArgPrefixes] = field(default_factory=RenderingConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     expert: ExpertConfig = field(default_factory=ExpertConfig)
@@ -164,6 +166,7 @@ _FIXED = (
     "batch_size",
     "max_context_tokens",
     "seed",
+    "rendering",
     "lora",
     "network",
     "expert",

@@ -6,7 +6,7 @@ only lose or misplace (pictures, answers without a call, two assistant messages 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,15 @@ class LineError(AgentRLError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A finished conversation. is_learnt: of each assistant message in order, whether it is imitated."""
+    """A finished conversation.
+
+    is_learnt: of each assistant message in order, whether it is imitated. line: of the file it stands in, 0 if in none.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     is_learnt: tuple[bool, ...]
+    line: int = 0
 
 
 def read_conversations(path: Path) -> list[Conversation]:
@@ -52,7 +56,7 @@ def read_conversations(path: Path) -> list[Conversation]:
         if not line.strip():
             continue
         try:
-            found.append(parse_conversation(_json(line)))
+            found.append(replace(parse_conversation(_json(line)), line=number))
         except LineError as error:
             wrong.append(f"line {number}: {error}")
     if wrong:

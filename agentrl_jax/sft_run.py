@@ -11,7 +11,7 @@ put together by `TemplateRenderer`, turn by turn. Which conversations a step lea
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -21,13 +21,14 @@ from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossConfig, make_loss
 from agentrl_jax.checkpoint import CheckpointStore
-from agentrl_jax.errors import ConfigError
+from agentrl_jax.errors import ConfigError, RecordError, TemplateError
 from agentrl_jax.learner import Learner, Validation
 from agentrl_jax.models.load import load_pretrained
 from agentrl_jax.models.params import num_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_demonstrations
 from agentrl_jax.policy import Policy, create_policy, open_policy
+from agentrl_jax.preparation import settle_rendering
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.row_sizes import rounded
 from agentrl_jax.runlog import RunLog
@@ -100,7 +101,8 @@ class _Run:
     ) -> None:
         self.config, self.run_log, self.store, self.say = config, run, store, say
         self.begun_at = store.latest()
-        self.policy = self._policy(data)
+        policy = self._policy(data)
+        self.policy = replace(policy, rendering=settle_rendering(policy, config.rendering, say))
         self.train, self.valid, self.packing = self._rendered(data)
         self.digest = _digest(self.train)
         self.num_steps = config.num_steps(len(self.train))
@@ -217,7 +219,7 @@ class _Run:
 
     def _rendered(self, data: SftData) -> tuple[list[Segments], list[PackedBatch], PackingConfig]:
         """What to learn, what to validate on, and the rows that hold both. Raises ConfigError if none fits."""
-        renderer = TemplateRenderer(self.policy.tokenizer)
+        renderer = TemplateRenderer(self.policy.tokenizer, config=self.policy.rendering)
         rendered = [[segments_of(c, renderer) for c in part] for part in (data.train, data.valid)]
         longest = max(_length(c) for part in rendered for c in part)
         most = self.policy.model.max_positions
@@ -243,9 +245,16 @@ class _Run:
 
 
 def segments_of(conversation: Conversation, renderer: TemplateRenderer) -> Segments:
-    """(ids, mask) of each segment of the conversation; the mask is False on turns that are not to be imitated."""
+    """(ids, mask) of each segment of the conversation; the mask is False on turns that are not to be imitated.
+
+    Raises ConfigError, naming the line, if the policy's template refuses the conversation.
+    """
     segments, num_turns = [], 0
-    for ids, mask in (renderer.render_demonstration(conversation.messages, conversation.tools),):
+    try:
+        rendered = renderer.demonstration_segments(conversation.messages, conversation.tools)
+    except (TemplateError, RecordError) as error:
+        raise ConfigError(f"the conversation in line {conversation.line} cannot be rendered: {error}") from error
+    for ids, mask in rendered:
         turns = num_turns + np.cumsum(mask & ~np.concatenate([[False], mask[:-1]])) - 1
         is_learnt = np.asarray(conversation.is_learnt, np.bool_)[np.maximum(turns, 0)]
         num_turns = int(turns[-1]) + 1

@@ -119,7 +119,7 @@ def test_wrong_lines_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 10: .*; and 2 more lines$"):
         read_conversations(path)
     path.write_text(f"{good}\r\n{good}", encoding="utf-8")
-    assert [c.messages[1].content for c in read_conversations(path)] == ["a\u2028b"] * 2
+    assert [(c.line, c.messages[1].content) for c in read_conversations(path)] == [(1, "a\u2028b"), (2, "a\u2028b")]
     for content in (b"\xff", b"\n"):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"cannot be read as UTF-8|has no conversation"):

@@ -12,7 +12,7 @@ import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import FamilyOptions
-from agentrl_jax.errors import ConfigError
+from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.policy import NetworkConfig, create_policy, open_policy
 from agentrl_jax.preparation import play_demonstrations
 from agentrl_jax.rendering.transcript import TemplateRenderer
@@ -179,3 +179,12 @@ def test_a_saved_config_comes_back(tmp_path: Path) -> None:
     assert (settings.temperature, settings.decay_steps) == (1.0, 100)
     assert replace(CONFIG, constant_rate=True).learner_for(100).decay_steps == 0
     np.testing.assert_equal(CONFIG.packing(90).row_tokens, (96,))
+
+
+def test_a_conversation_that_the_template_refuses_is_named() -> None:
+    class Refusing:
+        def demonstration_segments(self, messages: object, tools: object) -> None:
+            raise TemplateError("roles must alternate")
+
+    with pytest.raises(ConfigError, match="in line 7 cannot be rendered: roles must alternate"):
+        segments_of(replace(CONVERSATIONS[0], line=7), Refusing())  # type: ignore[arg-type]
