@@ -203,16 +203,17 @@ class TemplateRenderer:
     def _as_history(self, sampled: Ids, following: Sequence[Message]) -> tuple[Message, str, str]:
         """The message of a turn for later prompts, its text and the token that ended it; see `RewritingTexts`.
 
-        A canonical turn stands in later prompts as the template writes it; any other as the text that it is.
+        A turn whose text is canonical, however it was split into tokens, stands in later prompts as the template writes
+        it; any other as the text that it is.
         """
         opened = self._thinking_prefix()
         end = self.tokenizer.decode([int(sampled[-1])])
         action = self.parse(sampled)
         message = Message(role="assistant", content=opened + action.content, tool_calls=action.calls)
-        canonical = self._canonical_text(message, following)
-        if canonical is not None and self._encode(canonical) == sampled.tolist():
-            return message, canonical.removesuffix(end), end
         text = self._decode_turn(sampled)
+        canonical = self._canonical_text(message, following)
+        if canonical is not None and self._guard.unmark(canonical) == text + end:
+            return message, canonical.removesuffix(end), end
         return Message(role="assistant", content=opened + text), self._guard.mark(text), end
 
     def _canonical_text(self, message: Message, following: Sequence[Message]) -> str | None:

@@ -36,6 +36,10 @@ class SpecialTokenGuard:
             return [self.mark(item) for item in value]
         return value
 
+    def unmark(self, text: str) -> str:
+        """Return `text` without the markers."""
+        return "".join(piece for piece, _ in self.pieces(text))
+
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield (piece, is_plain) in order; plain pieces are special tokens that count as text. No markers remain."""
         if _START not in text:

@@ -1,4 +1,4 @@
-"""Toy tokenizers with the four kinds of chat template on which published systems broke.
+"""Toy tokenizers with the kinds of chat template on which published systems broke.
 
 Every id is a byte or a special token, so texts and ids can be read off each other; the templates are real Jinja and
 the folders are what `save_pretrained` writes, which transformers loads too.
@@ -6,9 +6,12 @@ the folders are what `save_pretrained` writes, which transformers loads too.
     qwen2_5   closes turns with <|im_end|> and a newline; a default system message; runs of tool messages are one user
               turn. It only appends, so every transcript can be kept as it was sampled.
     qwen3     the same without a default system message, and the thinking of turns before the last user message is cut
-              out: history is rewritten
-    llama     reads nothing but `message.content`, trimmed: declared tools and tool calls are lost
-    glm       no token closes a turn; the next role's token does, so a policy's stop id is also the next header
+              out: history is rewritten; a last turn without thinking gets an empty block
+    chatml    reads nothing but `message.content`: declared tools and tool calls are lost
+    llama     the same with Llama's headers, trimmed
+    llama3    Llama 3.x with tools: a turn is text, trimmed, or one call as bare JSON; tool results are JSON strings
+    glm       no token closes a turn; the next role's token does, so a policy's stop id is also the next header. A call
+              is a name, a newline and JSON behind an assistant's header of its own
 """
 
 import json
@@ -24,7 +27,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.templates import IM_END, IM_START, hermes_template
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, byte_alphabet
 
-TemplateKind = Literal["qwen2_5", "qwen3", "llama", "glm"]
+TemplateKind = Literal["qwen2_5", "qwen3", "chatml", "llama", "llama3", "glm"]
 
 _DEFAULT_SYSTEM = """\
 {%- if not messages or messages[0].role != 'system' %}
@@ -38,8 +41,13 @@ _CUT_THINKING = """\
     {%- if message.role == 'user' %}{%- set ns.last_user = loop.index0 %}{%- endif %}
 {%- endfor %}
 {%- for message in messages %}
-    {%- if message.role == 'assistant' and loop.index0 < ns.last_user and '</think>' in message.content %}
+    {%- if message.role == 'assistant' %}
         {%- set answer = message.content.split('</think>')[-1].lstrip('\\n') %}
+        {%- set thought = message.content.split('</think>')[0] if '</think>' in message.content else '' %}
+        {%- set thought = thought.split('<think>')[-1].strip('\\n') %}
+        {%- if loop.index0 > ns.last_user and (thought or loop.last) %}
+            {%- set answer = '<think>\\n' + thought + '\\n</think>\\n\\n' + answer %}
+        {%- endif %}
         {%- set ns.kept = ns.kept + [dict(message, content=answer)] %}
     {%- else %}
         {%- set ns.kept = ns.kept + [message] %}
@@ -48,10 +56,39 @@ _CUT_THINKING = """\
 {%- set messages = ns.kept %}
 """
 
+_CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
 _LLAMA = """\
 {{- bos_token }}
 {%- for message in messages %}
     {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+
+_LLAMA3 = """\
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+    {%- for tool in tools %}{{- (tool | tojson) + '\\n' }}{%- endfor %}
+    {{- '<|eot_id|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set role = 'ipython' if message.role == 'tool' else message.role %}
+    {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}
+    {%- if message.tool_calls %}
+        {%- if message.tool_calls | length > 1 %}{{ raise_exception('one call a turn') }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": ' + (call.name | tojson) + ', "parameters": ' + (call.arguments | tojson) + '}' }}
+    {%- else %}
+        {{- message.content | tojson if message.role == 'tool' else message.content | trim }}
+    {%- endif %}
+    {{- '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
@@ -63,14 +100,15 @@ _GLM = """\
     {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
 {%- endif %}
 {%- for message in messages %}
-    {{- '<|observation|>' if message.role == 'tool' else '<|' + message.role + '|>' }}
-    {{- '\\n' + message.content }}
+    {%- if message.content or not message.tool_calls %}
+        {{- '<|observation|>' if message.role == 'tool' else '<|' + message.role + '|>' }}
+        {{- '\\n' + message.content }}
+    {%- endif %}
     {%- for call in message.tool_calls or [] %}
-        {{- '\\n<tool_call>\\n{"name": ' + (call.function.name | tojson) }}
-        {{- ', "arguments": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {{- '<|assistant|>' + call.function.name + '\\n' + (call.function.arguments | tojson) }}
     {%- endfor %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
 """
 
 
@@ -93,6 +131,10 @@ _ROLES = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assi
 _KINDS: dict[TemplateKind, _Kind] = {
     "qwen2_5": _Kind(template=_DEFAULT_SYSTEM + _SHORT, special=_QWEN, pad="<|endoftext|>", ends=(IM_END,)),
     "qwen3": _Kind(template=_CUT_THINKING + _SHORT, special=_QWEN, pad="<|endoftext|>", ends=(IM_END,)),
+    "chatml": _Kind(template=_CHATML, special=_QWEN, pad="<|endoftext|>", ends=(IM_END,)),
+    "llama3": _Kind(
+        template=_LLAMA3, special=_HEADERS, pad="<|end_of_text|>", ends=("<|eot_id|>",), bos="<|begin_of_text|>"
+    ),
     "llama": _Kind(
         template=_LLAMA, special=_HEADERS, pad="<|end_of_text|>", ends=("<|eot_id|>",), bos="<|begin_of_text|>"
     ),
