@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.curriculum import CurriculumConfig
 from agentrl_jax.controller.journal import read_history
 from agentrl_jax.errors import ConfigError, NoProgressError
 from agentrl_jax.seeding import derive_seed
@@ -53,6 +54,15 @@ def test_only_groups_with_a_signal_are_consumed() -> None:
     assert result.ledger.num_no_signal == result.ledger.num_dropped >= len(dropped)
     assert Counter(how for _, how in run.books.endings) == {"no_signal": result.ledger.num_no_signal}
     assert all(len(record.groups) >= CONFIG.min_groups_per_batch for record in run.records)
+
+
+def test_a_curriculum_learns_from_dropped_groups_too() -> None:
+    unsolved = CurriculumConfig(low=0.1, min_trials=1, outside_prob=0.0)
+    run = differing(0.5, replace(CONFIG, curriculum=unsolved))
+    run_virtual(lambda: run.run(40))
+    dropped = Counter(group.task.key for group in groups_of(run, "dropped"))
+    assert len(dropped) > 10
+    assert set(dropped.values()) == {1}
 
 
 def test_without_it_they_are_consumed_like_any_other() -> None:

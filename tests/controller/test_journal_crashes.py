@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.curriculum import CurriculumConfig
 from tests.controller.journal_world import World, check, live
 
 
@@ -21,6 +22,8 @@ def configs(draw: st.DrawFn) -> RolloutConfig:
         max_staleness=draw(st.integers(0, 3)),
         task_max_staleness=draw(st.sampled_from([{}, {"slow": 3}])),
         stragglers=draw(st.sampled_from(["wait", "cancel"])),
+        curriculum=draw(st.sampled_from([CurriculumConfig(), CurriculumConfig(low=0.1, high=0.9, min_trials=1)])),
+        dynamic_sampling=draw(st.sampled_from([False, False, True])),
         max_consecutive_failures=1000,
         max_fruitless_steps=1000,
     )
