@@ -51,6 +51,9 @@ class TrainConfig:
     """Supervised warm-up before reinforcement learning (default: only without --model)"""
     mesh: str = "1"
     """Learner devices: a number (all on fsdp), or axes such as data=2,fsdp=4,tensor=2"""
+    engine_devices: int | None = None
+    """Devices that each engine's model is split over: on a CPU the learner's, else those outside of its mesh (default:
+    engines are on the first device)"""
     run_dir: Path | None = None
     """Where the run is recorded; must be new or empty (default: runs/DATE-TIME)"""
     max_steps: int = 60
@@ -131,6 +134,8 @@ class TrainConfig:
         for name in ("save_every", "keep_checkpoints", "row_buckets"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        if self.engine_devices is not None and self.engine_devices < 1:
+            raise ConfigError(f"--engine-devices must be >= 1, got {self.engine_devices}")
         if self.eval_every is not None and (self.eval_every < 1 or not self.evaluation.num_tasks):
             raise ConfigError(
                 f"--eval-every must be >= 1, and --evaluation.num-tasks too, got {self.eval_every} and "

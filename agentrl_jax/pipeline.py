@@ -10,10 +10,11 @@ not taken a step yet.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.telemetry import open_telemetry
 from agentrl_jax.controller.watch import RunWarning, crowding_warnings
 from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
+from agentrl_jax.engines.local.placement import engine_place
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
@@ -166,6 +168,7 @@ class _Training:
         self.profiler = StepProfiler(self.config.profile, run_log.folder / "profile", say)
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
+        self.place = engine_place(self.config.engine_devices, mesh)
         self.evaluations: trio.Nursery
         self.is_evaluating = False
 
@@ -298,9 +301,7 @@ class _Training:
     async def _open_pool(self, version: int) -> AsyncIterator[EnginePool]:
         """The current policy's engine, serving the learner's params as `version`, and the lagging policy's."""
         async with AsyncExitStack() as stack:
-            open_engine = partial(
-                open_local_engine, model=self.policy.model, config=self.config.one_engine, say=self.say
-            )
+            open_engine = partial(self._open_engine, say=self.say)
             current = open_engine(weights=self.learner.params, version=version, name="current-0", pool="current")
             engines: list[LocalEngine] = [await stack.enter_async_context(current)]
             if self.lagging is not None:
@@ -309,6 +310,9 @@ class _Training:
                 engines.append(await stack.enter_async_context(lagging))
             stack.enter_context(calm_collector())  # whatever lives as long as the run is there now
             yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
+
+    def _open_engine(self, **settings: Any) -> AbstractAsyncContextManager[LocalEngine]:
+        return open_local_engine(model=self.policy.model, config=self.config.one_engine, place=self.place, **settings)
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
         """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
@@ -412,10 +416,7 @@ class _Training:
         self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Evaluate the learner's policy of now on an engine of its own; started once that has its copy."""
-        weights, name = self.learner.params, "evaluation-0"
-        async with open_local_engine(
-            model=self.policy.model, config=self.config.one_engine, weights=weights, version=version, name=name
-        ) as engine:
+        async with self._open_engine(weights=self.learner.params, version=version, name="evaluation-0") as engine:
             task_status.started()
             await self._evaluate(self.rollouts, "during", step=step, engine=engine)
         self.is_evaluating = False

@@ -24,6 +24,7 @@ from agentrl_jax.engines.local.device_loop import (
     Swap,
     Swapped,
 )
+from agentrl_jax.engines.local.placement import Place
 from agentrl_jax.engines.local.runner import Runner, Say
 from agentrl_jax.engines.local.scheduler import Scheduler
 from agentrl_jax.engines.local.turns import ServedTurn
@@ -43,17 +44,18 @@ async def open_local_engine(
     version: int,
     name: str = "local-0",
     pool: Pool = "current",
-    device: jax.Device | None = None,
+    place: Place | None = None,
     say: Say = lambda line: None,
 ) -> AsyncIterator["LocalEngine"]:
     """Compile, start and, on leaving the block, end an engine that serves `weights` (copied) as `version`.
 
-    device: None is JAX's first. say: told, in another thread, of every program that has been compiled.
+    place: a device (None: JAX's first), or a mesh to split the model over.
+    say: told, in another thread, of every program that has been compiled.
     Turns that are unfinished at the end of the block fail with EngineError.
     Raises ConfigError if config and model contradict each other, EngineError if the weights do not fit the model. What
     the device raises later ends the block, in an ExceptionGroup.
     """
-    target = jax.devices()[0] if device is None else device
+    target = jax.devices()[0] if place is None else place
     runner = await trio.to_thread.run_sync(Runner, model, config, weights, target, say)
     async with trio.open_nursery() as nursery:
         engine = LocalEngine(runner, version=version, name=name, pool=pool)

@@ -1,7 +1,7 @@
 """The device side of the embedded engine: weights, caches, and the compiled programs that use them.
 
 Everything is compiled ahead of time: a program refuses other shapes instead of compiling anew, so nothing is
-compiled once a `Runner` exists. Engines of one model and configuration on one device share their programs.
+compiled once a `Runner` exists. Engines of one model and configuration at one place share their programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from agentrl_jax.engines.local.cache import clear_slots, copy_prefixes, init_caches
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.forward import Params, decode_block, prefill_chunk
+from agentrl_jax.engines.local.placement import Place, caches_placement, everywhere, first_device, params_placement
 from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep, Truncations
 from agentrl_jax.engines.local.weights import stage_weights
 from agentrl_jax.models.config import ModelConfig
@@ -39,27 +40,27 @@ class Programs:
 Say = Callable[[str], object]
 
 _compile_lock = Lock()
-_compiled: dict[tuple[ModelConfig, LocalEngineConfig, jax.Device], Programs] = {}
+_compiled: dict[tuple[ModelConfig, LocalEngineConfig, Place], Programs] = {}
 
 
 def compile_programs(
-    model: ModelConfig, config: LocalEngineConfig, device: jax.Device, say: Say = lambda line: None
+    model: ModelConfig, config: LocalEngineConfig, place: Place, say: Say = lambda line: None
 ) -> Programs:
-    """Return the programs of this model, configuration and device, compiled at most once per process.
+    """Return the programs of this model, configuration and place, compiled at most once per process.
 
     say: told of every program that has been compiled, in the caller's thread.
     """
-    key = (model, config.on_platform(device.platform), device)
+    key = (model, config.on_platform(first_device(place).platform), place)
     with _compile_lock:  # two engines that start together must not compile twice
         if key not in _compiled:
             _compiled[key] = _compile(*key, say)
         return _compiled[key]
 
 
-def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device, say: Say) -> Programs:
-    sharding = jax.sharding.SingleDeviceSharding(device)
+def _compile(model: ModelConfig, config: LocalEngineConfig, place: Place, say: Say) -> Programs:
+    whole, by_head = everywhere(place), caches_placement(model, place)
 
-    def spec(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    def spec(dtype: Any, *shape: int, sharding: Any = whole) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
     def draws(rows: int) -> Draws:
@@ -67,13 +68,16 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device, 
         return Draws(spec(jnp.uint32, rows, 2), ints, floats, Truncations(ints, floats, floats))
 
     dtype, slots = jnp.dtype(config.dtype), config.num_slots
-    params = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))
+    shapes = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))
+    params = jax.tree.map(lambda x, to: spec(dtype, *x.shape, sharding=to), shapes, params_placement(model, place))
     empty = jax.eval_shape(lambda: init_caches(model, slots, config.cache_tokens, dtype))
-    caches = jax.tree.map(lambda x: spec(x.dtype, *x.shape), empty)
-    prefill = jax.jit(partial(prefill_chunk, model=model, banned_ids=config.banned_ids), donate_argnums=1)
+    caches = jax.tree.map(lambda x, to: spec(x.dtype, *x.shape, sharding=to), empty, by_head)
+    sampled: dict[str, Any] = {"donate_argnums": 1, "out_shardings": (by_head, whole, whole)}
+    moved: dict[str, Any] = {"donate_argnums": 0, "out_shardings": by_head}
+    prefill = jax.jit(partial(prefill_chunk, model=model, banned_ids=config.banned_ids), **sampled)
     decode = jax.jit(
         partial(decode_block, model=model, banned_ids=config.banned_ids, num_steps=config.decode_block),
-        donate_argnums=1,
+        **sampled,
     )
     block = spec(jnp.int32, slots)
     lowered = {
@@ -83,11 +87,11 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, device: jax.Device, 
         for rows, tokens in config.prefill_shapes
     }
     lowered["decode"] = partial(decode.lower, params, caches, block, block, draws(slots))
-    lowered["clear"] = partial(jax.jit(clear_slots, donate_argnums=0).lower, caches, spec(jnp.bool_, slots))
-    lowered["copy"] = partial(jax.jit(copy_prefixes, donate_argnums=0).lower, caches, block, block)
+    lowered["clear"] = partial(jax.jit(clear_slots, **moved).lower, caches, spec(jnp.bool_, slots))
+    lowered["copy"] = partial(jax.jit(copy_prefixes, **moved).lower, caches, block, block)
     *prefills, decoding, clearing, copying = _compile_each(lowered, say)
-    shapes = config.prefill_shapes
-    return Programs(prefill=dict(zip(shapes, prefills, strict=True)), decode=decoding, clear=clearing, copy=copying)
+    prefill_programs = dict(zip(config.prefill_shapes, prefills, strict=True))
+    return Programs(prefill=prefill_programs, decode=decoding, clear=clearing, copy=copying)
 
 
 def _compile_each(lowered: Mapping[str, Callable[[], Any]], say: Say) -> Iterator[Any]:
@@ -98,14 +102,17 @@ def _compile_each(lowered: Mapping[str, Callable[[], Any]], say: Say) -> Iterato
 
 
 class Runner:
-    """Weights, caches and programs on one device. Used by one thread at a time; every call waits for its result."""
+    """Weights, caches and programs at one place: a device, or a mesh over whose devices the model is split.
+
+    Used by one thread at a time; every call waits for its result.
+    """
 
     def __init__(
         self,
         model: ModelConfig,
         config: LocalEngineConfig,
         weights: Any,
-        device: jax.Device,
+        place: Place,
         say: Say = lambda line: None,
     ) -> None:
         """Compile and allocate everything. Raises ConfigError or EngineError if the parts do not fit.
@@ -113,17 +120,17 @@ class Runner:
         say: see `compile_programs`.
         """
         config.check_model(model)
-        config = config.on_platform(device.platform)
-        self.model, self.config, self.device = model, config, device
+        config = config.on_platform(first_device(place).platform)
+        self.model, self.config, self.place = model, config, place
         self._params: Params = self.stage(weights)
-        self._programs = compile_programs(model, config, device, say)
-        with jax.default_device(device):
+        self._programs = compile_programs(model, config, place, say)
+        with jax.default_device(first_device(place)):
             caches = init_caches(model, config.num_slots, config.cache_tokens, config.dtype)
-        self._caches = jax.device_put(caches, device)
+        self._caches = jax.device_put(caches, caches_placement(model, place))
 
     def stage(self, weights: Any) -> Params:
-        """Return a checked copy of `weights` on the device. May run beside the other methods, in another thread."""
-        return stage_weights(self.model, weights, self.config.dtype, self.device)
+        """Return a checked copy of `weights` at the place. May run beside the other methods, in another thread."""
+        return stage_weights(self.model, weights, self.config.dtype, self.place)
 
     def swap(self, params: Params) -> None:
         """Use staged weights from the next call on."""

@@ -1,4 +1,4 @@
-"""Checks weights that are to be served, and copies them to the engine's device."""
+"""Checks weights that are to be served, and copies them to the engine's devices."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.engines.local.placement import Place, params_placement
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import check_params
@@ -13,8 +14,8 @@ from agentrl_jax.models.params import check_params
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Device) -> Any:
-    """Return a copy of `weights` on `device` in the engine's dtype; the caller may donate or overwrite its own.
+def stage_weights(model: ModelConfig, weights: Any, dtype: str, place: Place) -> Any:
+    """Return a copy of `weights` at `place` in the engine's dtype; the caller may donate or overwrite its own.
 
     weights: the tree of models/params.py, of numpy or JAX arrays wherever they are, of any floating type up to float32.
     Raises EngineError, before anything is copied, if a leaf is missing, unknown, or of another shape or dtype.
@@ -31,15 +32,18 @@ def stage_weights(model: ModelConfig, weights: Any, dtype: str, device: jax.Devi
     ]
     if wrong:
         raise EngineError(f"weights cannot be served: expected {', '.join(_DTYPES)}, got {'; '.join(wrong)}")
-    staged = jax.tree.map(lambda leaf: _copy(leaf, jnp.dtype(dtype), device), dict(weights))
+    shardings = params_placement(model, place)
+    staged = jax.tree.map(lambda leaf, to: _copy(leaf, jnp.dtype(dtype), to), dict(weights), shardings)
     return jax.block_until_ready(staged)  # type: ignore[no-untyped-call]
 
 
-def _copy(leaf: Any, dtype: Any, device: jax.Device) -> jax.Array:
+def _copy(leaf: Any, dtype: Any, to: jax.sharding.Sharding) -> jax.Array:
     if isinstance(leaf, np.ndarray):
         leaf = leaf.copy()  # a CPU device may use an aligned host array as it is, even with may_alias=False
     elif leaf.is_fully_replicated:
         # Of an array with a replica on each device of a mesh, device_put hands out one replica, may_alias or not.
         leaf = jnp.copy(leaf.addressable_data(0))
-    copied: jax.Array = jax.device_put(leaf, jax.sharding.SingleDeviceSharding(device), may_alias=False)
+    elif leaf.sharding.device_set & to.device_set:
+        leaf = jnp.copy(leaf)  # shards that stay where they are would be handed on as they are
+    copied: jax.Array = jax.device_put(leaf, to, may_alias=False)
     return copied if copied.dtype == dtype else copied.astype(dtype)
