@@ -91,6 +91,8 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"expected a URL like http://host:port, got {url!r}")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ConfigError("the token must consist of printable ASCII characters")
         self.url = url
         self._limits = limits
         self._path = parts.path.rstrip("/")

@@ -86,8 +86,8 @@ def problem_answer(problem: HttpProblem) -> Answer:
 
 def check_bind(host: str, token: str | None) -> None:
     """Raise ConfigError if `host` is reachable from elsewhere and anybody could use the server."""
-    if token == "":
-        raise ConfigError("the token must not be empty: leave it out, or make one up")
+    if token is not None and not (token and token.isascii() and token.isprintable()):
+        raise ConfigError("the token must consist of printable ASCII characters, at least one")
     if token is None and not _is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines, which could then sample from this model and replace "

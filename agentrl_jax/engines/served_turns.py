@@ -52,13 +52,14 @@ class Turn:
 
     def spans(self, current: int) -> list[dict[str, Any]]:
         """SGLang's `weight_versions`. current: the version of a turn that has no id yet."""
+        if not self.versions:
+            return [{"version": str(current), "start": 0, "end": 0}]
         starts = [i for i, version in enumerate(self.versions) if i == 0 or version != self.versions[i - 1]]
         ends = [*starts[1:], len(self.versions)]
-        spans = [
+        return [
             {"version": str(self.versions[start]), "start": start, "end": end}
             for start, end in zip(starts, ends, strict=True)
         ]
-        return spans or [{"version": str(current), "start": 0, "end": 0}]
 
     def meta_info(self, current: int, *, with_logprobs: bool) -> dict[str, Any]:
         spans = self.spans(current)

@@ -11,7 +11,7 @@ import msgspec
 
 from agentrl_jax.engines.http_server import HttpProblem
 from agentrl_jax.errors import RecordError
-from agentrl_jax.types import SamplingParams
+from agentrl_jax.types import SamplingParams, Truncation
 
 Request = TypeVar("Request")
 
@@ -34,10 +34,10 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
-
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
+
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -68,13 +68,14 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 max_new_tokens=self.max_new_tokens,
                 seed=seed if self.sampling_seed is None else self.sampling_seed,
                 stop_ids=tuple(stop_ids) or (NO_STOP,),
+                truncation=Truncation(top_k=max(self.top_k, 0), top_p=self.top_p, min_p=self.min_p),
             )
         except RecordError as error:
             raise HttpProblem(400, str(error)) from error
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingFields)}
-_FIXED = list(_DEFAULTS)[list(_DEFAULTS).index("top_p") :]
+_FIXED = list(_DEFAULTS)[list(_DEFAULTS).index("frequency_penalty") :]
 
 
 class Generate(msgspec.Struct, kw_only=True):
