@@ -20,7 +20,18 @@ def records(run_dir: Path, name: str) -> list[dict[str, object]]:
 def test_an_evaluation_beside_training_is_of_the_version_that_its_step_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(tiny(tmp_path / "run", "--eval-every=2", "--engine-devices=1", "--max-steps=5", "--evaluation.max-concurrent=3")) == 0
+    assert (
+        main(
+            tiny(
+                tmp_path / "run",
+                "--eval-every=2",
+                "--engine-devices=1",
+                "--max-steps=5",
+                "--evaluation.max-concurrent=3",
+            )
+        )
+        == 0
+    )
     metrics = records(tmp_path / "run", "metrics.jsonl")
     during = [record for record in metrics if record["kind"] == "evaluation" and record["when"] == "during"]
     left = {int(str(r["step"])): int(str(r["version"])) + bool(r["is_applied"]) for r in metrics if r["kind"] == "step"}
