@@ -113,13 +113,26 @@ def neutralise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Arr
 
 
 def add_outputs(first: LossOutput, second: LossOutput) -> LossOutput:
-    """What a loss says about two micro-batches together: sums and counts are added, of maxima the larger one stays."""
+    """What a loss says about two micro-batches together: sums and counts are added, of maxima the larger one stays.
+
+    >>> one = LossOutput(loss=Weighted(jnp.array(3.0), jnp.array(2.0)), metrics={}, maxima={"worst": jnp.array(0.5)})
+    >>> two = LossOutput(loss=Weighted(jnp.array(1.0), jnp.array(6.0)), metrics={}, maxima={"worst": jnp.array(0.25)})
+    >>> both = add_outputs(one, two)
+    >>> float(both.loss.total), float(both.loss.weight), float(both.maxima["worst"])
+    (4.0, 8.0, 0.5)
+    """
     added: LossOutput = jax.tree.map(jnp.add, first._replace(maxima={}), second._replace(maxima={}))
     return added._replace(maxima=jax.tree.map(jnp.maximum, first.maxima, second.maxima))
 
 
 def no_output(like: LossOutput) -> LossOutput:
-    """The neutral element of `add_outputs`, with the names and shapes of `like`, arrays or their abstract shapes."""
+    """The neutral element of `add_outputs`, with the names and shapes of `like`, arrays or their abstract shapes.
+
+    >>> one = LossOutput(loss=Weighted(jnp.array(3.0), jnp.array(2.0)), metrics={}, maxima={"worst": jnp.array(0.5)})
+    >>> nothing = no_output(one)
+    >>> float(nothing.loss.total), float(nothing.loss.weight), float(nothing.maxima["worst"])
+    (0.0, 0.0, -inf)
+    """
     zeros: LossOutput = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     return zeros._replace(maxima=jax.tree.map(lambda leaf: jnp.full(leaf.shape, -jnp.inf, leaf.dtype), like.maxima))
 

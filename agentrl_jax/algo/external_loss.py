@@ -24,6 +24,9 @@ def import_loss(name: str) -> LossFn:
 
     Raises:
       ConfigError: there is no such module or function, or it does not take (logprobs, batch).
+
+    >>> import_loss("agentrl_jax.algo.losses:supervised").__name__
+    'supervised'
     """
     module_name, _, path = name.partition(":")
     if (here := os.getcwd()) not in sys.path:
@@ -54,7 +57,12 @@ def import_loss(name: str) -> LossFn:
 
 
 def probe_batch(*, has_reference: bool) -> TokenBatch:
-    """Two rows of eight tokens as a learner step has them: three segments, two of them with a signal, and padding."""
+    """Two rows of eight tokens as a learner step has them: three segments, two of them with a signal, and padding.
+
+    >>> batch = probe_batch(has_reference=False)
+    >>> batch.ids.shape, int(batch.loss_mask.sum()), int(batch.has_signal.sum())
+    ((2, 8), 8, 6)
+    """
     segment_ids = np.array([[1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]], np.int32)
     loss_mask = np.array([[0, 1, 1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0, 0, 0]], np.bool_)
     has_signal = loss_mask & ~(segment_ids == 2)
@@ -82,6 +90,9 @@ def check_output(loss: LossFn, name: str, *, has_reference: bool, taken: frozens
 
     Raises:
       ConfigError: it is no `LossOutput` of scalar sums and weights, or a name is taken, be it by another of its own.
+
+    >>> check_output(import_loss("agentrl_jax.algo.losses:supervised"), "supervised", has_reference=False,
+    ...     taken=frozenset())
     """
     batch = probe_batch(has_reference=has_reference)
     output = jax.eval_shape(loss, jax.ShapeDtypeStruct(batch.ids.shape, np.float32), batch)  # type: ignore[no-untyped-call]

@@ -40,6 +40,13 @@ def make_loss(config: LossConfig) -> LossFn:
 
     Raises:
       ConfigError: a function of the user's cannot be found, or does not return what a loss must.
+
+    On-policy, with an advantage of 0.5 for each of the six tokens with a signal, −Aρ is −0.5:
+
+    >>> batch = probe_batch(has_reference=False)
+    >>> loss = make_loss(LossConfig(name="grpo"))(jnp.asarray(batch.behavior_logprobs), batch).loss
+    >>> float(loss.total), float(loss.weight)
+    (-3.0, 6.0)
     """
     if config.name == "sft":
         return supervised
@@ -49,7 +56,13 @@ def make_loss(config: LossConfig) -> LossFn:
 
 
 def supervised(logprobs: Float[Array, "B T"], batch: TokenBatch) -> LossOutput:
-    """−log π over loss_mask & has_signal: the loss of demonstrations."""
+    """−log π over loss_mask & has_signal, in nats, to be minimised: the loss of demonstrations.
+
+    >>> batch = probe_batch(has_reference=False)
+    >>> loss = supervised(jnp.full(batch.ids.shape, -0.5), batch).loss
+    >>> float(loss.total), float(loss.weight)
+    (3.0, 6.0)
+    """
     return LossOutput(
         loss=masked_sum(negative_log_likelihood(logprobs), batch.loss_mask & batch.has_signal), metrics={}
     )
@@ -138,6 +151,13 @@ def add_reference_kl(
 
     Raises:
       RecordError: the batch has no reference_logprobs.
+
+    >>> batch = probe_batch(has_reference=True)  # log π_ref = −1; eight tokens, six of them with a signal
+    >>> policy = LossOutput(loss=Weighted(jnp.array(-3.0), jnp.array(6.0)), metrics={})
+    >>> settings = LossConfig(kl_coefficient=0.5, kl_estimator="k2").settings
+    >>> loss = add_reference_kl(policy, jnp.full(batch.ids.shape, -3.0), batch, settings).loss
+    >>> float(loss.total / loss.weight)  # −0.5 + 0.5 · (2² / 2)
+    0.5
     """
     if not settings.kl_coefficient:
         return output

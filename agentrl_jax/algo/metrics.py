@@ -140,13 +140,27 @@ class TaskMetrics:
 
 
 def is_success(trajectory: Trajectory) -> bool:
-    """True if the episode is valid and its environment gave the full reward, whatever penalty followed."""
+    """True if the episode is valid and its environment gave the full reward, whatever penalty followed.
+
+    >>> from agentrl_jax.types import Task
+    >>> task = Task(env="kg", split="train", index=0, seed=0)
+    >>> end = EpisodeEnd.MAX_TURNS
+    >>> is_success(Trajectory(task=task, group_id=0, member=0, end=end, reward=-0.2, env_reward=1.0, segments=()))
+    True
+    """
     given = trajectory.env_reward
     return trajectory.end.is_valid and given is not None and round(given, REWARD_DECIMALS) >= SUCCESS_REWARD
 
 
 def task_metrics(groups: Sequence[Group]) -> dict[str, TaskMetrics]:
-    """Metrics of each env among `groups`, by name in alphabetical order."""
+    """Metrics of each env among `groups`, by name in alphabetical order.
+
+    >>> from agentrl_jax.types import Task
+    >>> tasks = [Task(env=name, split="train", index=0, seed=0) for name in ("os", "kg", "os")]
+    >>> groups = [Group(group_id=i, task=t, admitted_version=0, trajectories=()) for i, t in enumerate(tasks)]
+    >>> {env: found.num_groups for env, found in task_metrics(groups).items()}
+    {'kg': 1, 'os': 2}
+    """
     by_env: dict[str, list[TaskMetrics]] = {}
     for group in groups:
         by_env.setdefault(group.task.env, []).append(_of_group(group))

@@ -33,6 +33,14 @@ def outcomes_of(groups: Sequence[Group], teaches: Sequence[bool], env_names: Seq
 
     teaches: [N], by trajectory: whether its tokens take part in the loss. env_names: what `task_ids` index.
     Groups are numbered by their place: whatever they are called, two of them are never taken for one.
+
+    >>> from agentrl_jax.types import EpisodeEnd, Task, Trajectory
+    >>> task = Task(env="kg", split="train", index=0, seed=0)
+    >>> lost = Trajectory(task=task, group_id=7, member=0, end=EpisodeEnd.ENV_ERROR, reward=None, env_reward=None,
+    ...     segments=())
+    >>> found = outcomes_of([Group(group_id=7, task=task, admitted_version=0, trajectories=(lost,))], [False], ["kg"])
+    >>> found.rewards.tolist(), found.votes.tolist(), found.group_ids.tolist(), found.num_turns.tolist()
+    ([nan], [False], [0], [0])
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [trajectory.turns for trajectory in trajectories]

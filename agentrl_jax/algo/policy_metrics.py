@@ -33,7 +33,16 @@ def token_report(logprobs: Float[Array, "B T"], batch: TokenBatch) -> Report:
     `ratio_mean`: of π/π_behavior, 1 if on-policy. `behavior_kl`: k3 estimate of KL(behavior ‖ current), nats.
     `logprob_abs_diff`: nats. `token_staleness`: learner version − the token's version. Over those tokens of the
     learner's own version, where engine and learner should agree: `mismatch_kl`, the same estimate, and the maximum
-    `mismatch_abs_max` of |log π − log π_behavior|, nats. Histogram `ratio`: π/π_behavior.
+    `mismatch_abs_max` of |log π − log π_behavior|, nats. Histogram `ratio`: π/π_behavior. Constants: no gradient.
+
+    >>> from agentrl_jax.algo.external_loss import probe_batch
+    >>> batch = probe_batch(has_reference=False)
+    >>> report = token_report(jnp.asarray(batch.behavior_logprobs) - 0.25, batch)
+    >>> ratio, difference = report.metrics["ratio_mean"], report.metrics["logprob_abs_diff"]
+    >>> round(float(ratio.total / ratio.weight), 4), float(difference.total / difference.weight)
+    (0.7788, 0.25)
+    >>> float(report.maxima["mismatch_abs_max"])
+    0.25
     """
     sampled = batch.loss_mask
     current = neutralise(jax.lax.stop_gradient(logprobs), sampled)
@@ -60,6 +69,12 @@ def clip_metrics(
     Of a surrogate, tokens without gradient: `clip_low_frac` (A < 0, ratio below 1 − clip_low), `clip_high_frac`
     (A > 0, ratio above 1 + clip_high) and, if there is one, `dual_clip_frac` (A < 0, ratio above dual_clip). Of
     cispo, whose tokens keep theirs: those whose weight is a bound, whatever the sign. Nothing if no bound can bind.
+
+    >>> from agentrl_jax.algo.loss_config import LossConfig
+    >>> ratio, advantage = jnp.array([[0.5, 1.5, 4.0, 1.0]]), jnp.array([[-1.0, 1.0, -1.0, 1.0]])
+    >>> found = clip_metrics(ratio, advantage, jnp.ones((1, 4), bool), LossConfig().settings)
+    >>> {name: float(share.total / share.weight) for name, share in found.items()}
+    {'clip_low_frac': 0.25, 'clip_high_frac': 0.25, 'dual_clip_frac': 0.25}
     """
     if not settings.has_clip:
         return {}
@@ -86,6 +101,13 @@ def correction_metrics(
 
     `correction_weight_mean` of those that weigh (1 if on-policy), `correction_capped_frac` of tis (weight is the
     cap), `correction_masked_frac` of icepop and sequence_mask (weight 0).
+
+    >>> from agentrl_jax.algo.loss_config import LossConfig
+    >>> ratio = jnp.array([[1.0, 8.0]])
+    >>> tis = Correction(anchor=jnp.zeros((1, 2)), weight=jnp.minimum(ratio, 2.0))
+    >>> found = correction_metrics(tis, ratio, jnp.ones((1, 2), bool), LossConfig(correction="tis").settings)
+    >>> {name: float(value.total / value.weight) for name, value in found.items()}
+    {'correction_weight_mean': 1.5, 'correction_capped_frac': 0.5}
     """
     metrics = {}
     if settings.correction in ("tis", "icepop", "decoupled"):

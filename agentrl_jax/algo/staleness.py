@@ -20,6 +20,19 @@ def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
     """By engine pool: how many loss tokens of trainable episodes lag by so many versions; lag = learner − token.
 
     From the version spans, so that it costs as much as there are turns, not tokens.
+
+    >>> import numpy as np
+    >>> from agentrl_jax.types import (Completion, EpisodeEnd, Segment, Task, Trajectory, Turn, VersionSpan, as_ids)
+    >>> task = Task(env="kg", split="train", index=0, seed=0)
+    >>> spans = (VersionSpan(version=4, start=0, end=2), VersionSpan(version=5, start=2, end=3))
+    >>> sampled = Completion(ids=as_ids([7, 8, 9]), logprobs=np.full(3, -0.5, np.float32), version_spans=spans,
+    ...     finish_reason="stop", engine="lagging-0", pool="lagging")
+    >>> played = Segment(turns=(Turn(context_ids=as_ids([1]), completion=sampled),))
+    >>> member = Trajectory(task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0,
+    ...     segments=(played,))
+    >>> lags = token_lags([Group(group_id=0, task=task, admitted_version=5, trajectories=(member,))], 6)
+    >>> dict(lags["lagging"]), dict(lags["current"])
+    ({2: 2, 1: 1}, {})
     """
     lags: Lags = {pool: Counter() for pool in get_args(Pool)}
     for group in groups:
