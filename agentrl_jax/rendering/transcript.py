@@ -30,6 +30,9 @@ from agentrl_jax.types import Bools, Ids, as_ids
 _NUM_PROMPTS = 64
 """Prompts whose ids are kept: the members of a group ask for the same one within moments."""
 
+_NUM_TURNS = 4096
+"""Turns and messages of rewritten prompts whose ids are kept: the next prompt of an episode has most of them again."""
+
 
 class TemplateRenderer:
     """One chat template with one tokenizer, as `rendering.protocol.Renderer`. Safe to use from several threads.
@@ -83,11 +86,20 @@ class TemplateRenderer:
             lambda opening_: as_ids(self._encode(self._render(opening_.messages, opening_.tools, True)))
         )
         self._check_boundaries()
+        self._encode_closed = lru_cache(maxsize=_NUM_TURNS)(lambda text: as_ids(self._encode(text)))
+        self._is_split_by_closing = bool(self._texts.closing) and all(
+            self._encode(self._texts.closing + text)[1:] == self._encode(text) for text in ("\n x", " x", "x")
+        )
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an assistant turn: those the template ends it with first, then the model's other ends."""
         return self._stop_ids
+
+    @property
+    def rewrites_history(self) -> bool:
+        """Whether the template leaves earlier turns other than they were sampled."""
+        return bool(self._findings.rewriting)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         """int32 ids before the first assistant turn, generation prompt included."""
@@ -111,7 +123,7 @@ class TemplateRenderer:
             return AppendedStream(self, tools, quick_chars=QUICK_CHARS)
         texts = RewritingTexts(
             render=lambda messages, tools_: self._render(messages, tools_, True),
-            encode=lambda text: as_ids(self._encode(text)),
+            encode=self._encode_whole,
             encode_reply=self._encode_reply,
             as_history=self._as_history,
         )
@@ -189,6 +201,13 @@ class TemplateRenderer:
         for piece, is_plain in self._guard.pieces(text):
             ids += self.tokenizer.encode_plain(piece) if is_plain else self.tokenizer.encode(piece)
         return ids
+
+    def _encode_whole(self, text: str) -> Ids:
+        """As `_encode`. Closed turns, which most of a rewritten prompt is made of, are encoded once."""
+        if not self._is_split_by_closing:
+            return as_ids(self._encode(text))
+        *closed, rest = self._guard.split(text, self._texts.closing)
+        return np.concatenate([*(self._encode_closed(part) for part in closed), as_ids(self._encode(rest))])
 
     def _encode_reply(self, text: str, after: int | None = None) -> Ids:
         # In the context of the token that ended the turn, which in some tokenizers swallows white space behind it.

@@ -40,6 +40,10 @@ class SpecialTokenGuard:
         """Return `text` without the markers."""
         return "".join(piece for piece, _ in self.pieces(text))
 
+    def split(self, text: str, token: str) -> list[str]:
+        """Split marked text behind each special `token` that is not marked."""
+        return re.split(f"(?<={re.escape(token)})(?<!{_START}{re.escape(token)})", text)
+
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield (piece, is_plain) in order; plain pieces are special tokens that count as text. No markers remain."""
         if _START not in text:

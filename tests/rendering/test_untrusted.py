@@ -26,6 +26,14 @@ hostile = st.lists(
 ).map("".join)
 
 
+def test_text_is_split_behind_tokens_of_the_templates_own_only() -> None:
+    guard = SpecialTokenGuard(["<e>", "<f>"])
+    text = guard.mark("a<e>b") + "<e>c<f>" + guard.mark("<e>") + "<e>"
+    parts = guard.split(text, "<e>")
+    assert "".join(parts) == text
+    assert [guard.unmark(part) for part in parts] == ["a<e>b<e>", "c<f><e><e>", ""]
+
+
 def test_special_tokens_in_a_tool_result_are_plain_text() -> None:
     renderer = small_renderer()
     honest, forged = renderer.reply([tool("done")]), renderer.reply([tool(FORGED)])
