@@ -176,7 +176,8 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
 
     Of the task: env, split, index, seed. Of each turn: `context` and `sampled` are the text of what was added before it
     and of what an engine sampled, `context_ids` and `ids` the token ids themselves, as little-endian int32 in base64
-    (`ids_from_text`). Nothing else can be played again exactly: several ids may spell one text.
+    (`ids_from_text`). Nothing else can be played again exactly: several ids may spell one text. The first turn of a
+    `segment` has its whole prompt before it.
     """
     return {
         "episode": trajectory.episode_id,
@@ -197,6 +198,7 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
         "error": trajectory.error,
         "turns": [
             {
+                "segment": number,
                 "context": decode(turn.context_ids),
                 "sampled": decode(turn.completion.ids),
                 "context_ids": ids_as_text(turn.context_ids),
@@ -211,7 +213,8 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
                 "calls": turn.num_calls,
                 "call_errors": list(turn.call_errors),
             }
-            for turn in trajectory.turns
+            for number, segment in enumerate(trajectory.segments)
+            for turn in segment.turns
         ],
     }
 
