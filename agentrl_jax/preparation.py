@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.env import EnvFamily, Message, Tool
-from agentrl_jax.errors import ConfigError
+from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.params import num_params
 from agentrl_jax.policy import Policy, create_policy, open_policy
 from agentrl_jax.rendering.config import RenderingConfig
@@ -57,8 +57,7 @@ def prepare(
     rendering = settle_rendering(policy, config.rendering, say)
     config, policy = replace(config, rendering=rendering), replace(policy, rendering=rendering)
     render = {
-        family.name: TemplateRenderer(policy.tokenizer, tools=family.tools, config=rendering)
-        for family in families
+        family.name: TemplateRenderer(policy.tokenizer, tools=family.tools, config=rendering) for family in families
     }
     names = [families[number % len(families)].name for number in range(count)]
     rendered = [
@@ -97,15 +96,18 @@ def reopen(config: TrainConfig, model_folder: Path) -> Prepared:
 def settle_rendering(policy: Policy, asked: RenderingConfig, say: Callable[[str], None]) -> RenderingConfig:
     """What is asked for, what the policy's folder remembers and what its template needs, in this order.
 
-    Says so if the policy meets other prompts than it was trained with. Raises TemplateError if its template cannot be
-    used, ConfigError for a setting without effect.
+    Says so if the policy meets other prompts than it was trained with. Raises ConfigError if its template cannot be
+    used as it is asked for.
     """
     recorded = policy.rendering
     if recorded is not None:
         asked = asked.completed_by(recorded)
         for change in asked.changes_from(recorded):
             say(f"warning: {change}")
-    return TemplateRenderer(policy.tokenizer, config=asked).config
+    try:
+        return TemplateRenderer(policy.tokenizer, config=asked).config
+    except TemplateError as error:
+        raise ConfigError(f"the policy in {policy.tokenizer_folder}: {error}") from error
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:

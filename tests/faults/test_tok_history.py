@@ -10,6 +10,7 @@ import trio
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.episode import run_episode, single_engine
 from agentrl_jax.env import Message
+from agentrl_jax.errors import ConfigError
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.preparation import prepare, settle_rendering
 from agentrl_jax.rendering.config import RenderingConfig, read_rendering
@@ -58,6 +59,8 @@ def test_tok_06_a_policy_remembers_its_history_and_another_one_is_said(tmp_path:
     assert recorded == kept
     assert settle_rendering(replace(trained, rendering=recorded), RenderingConfig(), said.append) == kept
     assert said == []
+    with pytest.raises(ConfigError, match=r"the policy in .*--history-thinking keep .* --history-thinking strip"):
+        settle_rendering(replace(trained, rendering=None), RenderingConfig(), said.append)
     asked = RenderingConfig(history_thinking="strip")
     assert settle_rendering(replace(trained, rendering=recorded), asked, said.append).history_thinking == "strip"
     assert said == [

@@ -35,6 +35,10 @@ class Script(WithoutQueue):
 
     async def interact(self, action: Action) -> StepResult:
         await trio.lowlevel.checkpoint()
+        return self.answer()
+
+    def answer(self) -> StepResult:
+        """What comes next."""
         if not self.answers:
             return StepResult(messages=(), reward=1.0, end=EpisodeEnd.COMPLETED)
         return StepResult(messages=self.answers.pop(0))

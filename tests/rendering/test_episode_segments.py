@@ -9,10 +9,14 @@ import trio
 
 from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.controller.episode import run_episode, single_engine
+from agentrl_jax.controller.episode_replay import replay
+from agentrl_jax.env import Action, Message, StepResult
+from agentrl_jax.episode_log import RecordedEpisode, RecordedTurn
 from agentrl_jax.packing import PackingConfig, build_batch
 from agentrl_jax.rendering.streams import QUICK_CHARS
 from agentrl_jax.rendering.transcript import TemplateRenderer
-from agentrl_jax.types import EpisodeEnd, Group, Ids, Trajectory
+from agentrl_jax.types import EpisodeEnd, Group, Ids, Task, Trajectory, Turn
+from tests.rendering.chat import TOOLS, user
 from tests.rendering.episodes import CONFIG, TASK, RecordingEngine, Script, setup_for
 from tests.rendering.families import toy_renderer
 
@@ -65,6 +69,44 @@ async def test_the_context_bounds_each_segment(autojump_clock: trio.testing.Mock
     assert longest < whole.num_tokens
     setup = replace(setup_for(renderer, Script()), config=replace(CONFIG, max_context_tokens=longest))
     assert (await run_episode(TASK, 0, 0, setup=setup)).end is EpisodeEnd.COMPLETED
+
+
+class ScriptedEnv:
+    """The env that `Script` is a session of."""
+
+    def __init__(self, task: Task) -> None:
+        self._script = Script()
+
+    def reset(self) -> tuple[Message, ...]:
+        return (user(self._script.opening),)
+
+    def step(self, action: Action) -> StepResult:
+        return self._script.answer()
+
+    def close(self) -> None:
+        pass
+
+
+def recorded_turn(turn: Turn) -> RecordedTurn:
+    return RecordedTurn(
+        context_ids=turn.context_ids, ids=turn.completion.ids, finish_reason="stop", engine="fake-0", pool="current",
+        versions=(0,), reward=turn.reward, num_calls=turn.num_calls, call_errors=turn.call_errors,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("history", "replayed_with"), [("keep", "keep"), ("strip", "strip"), ("strip", "keep")])
+async def test_a_replay_rebuilds_every_segment_and_notices_another_policy_on_history(
+    history: str, replayed_with: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    trajectory, _ = await play(toy_renderer("qwen3", history))  # type: ignore[arg-type]
+    episode = RecordedEpisode(
+        episode_id="g0-m0", step=0, task=TASK, end=trajectory.end, reward=1.0, env_reward=1.0, error="",
+        turns=tuple(map(recorded_turn, trajectory.turns)),
+    )  # fmt: skip
+    parts = list(replay(episode, ScriptedEnv, toy_renderer("qwen3", replayed_with), TOOLS))  # type: ignore[arg-type]
+    divergences = [part.divergence for part in parts if part.divergence]
+    assert len(parts) == (4 if history == replayed_with else 3)
+    assert bool(divergences) is (history != replayed_with)
 
 
 @pytest.mark.parametrize("history", ["keep", "strip"])
