@@ -1,6 +1,5 @@
 """The command line: checks that come before any device is touched, and the parsing of one frozen config."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.saved_config import read_config
 from envs import register_all
 
 ConfigT = TypeVar("ConfigT")
@@ -84,7 +84,7 @@ class _Start:
 def _parse_resumed(
     arguments: Sequence[str] | None, start: _Start, run_dir: Path, *, program: str
 ) -> tuple[TrainConfig, dict[str, str]]:
-    saved = saved_config(run_dir, flag="--resume ")
+    saved = read_config(TrainConfig, run_dir, flag="--resume ")
     before = start.loss.applied_to(saved)
     resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=before)
     if resumed.run_dir != saved.run_dir:
@@ -100,18 +100,6 @@ def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
         raise ConfigError("--network.* has no effect with --model, which brings its own network: leave it out")
     if not config.has_warm_up and config.warm_up != recipe.warm_up:
         raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
-
-
-def saved_config(run_dir: Path, *, flag: str = "") -> TrainConfig:
-    """The settings that a run in `run_dir`, which `flag` names, was last started with. Raises ConfigError."""
-    path = run_dir / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{flag}{run_dir}: expected the directory of a run, but it has no config.json")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{flag}{run_dir}: its config.json is not JSON: {error}") from error
-    return TrainConfig.from_json(values)
 
 
 def refuse(error: ConfigError, *, program: str) -> NoReturn:

@@ -19,8 +19,9 @@ from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.recovery import RecordedStep, Recovery, recorded_steps
 from agentrl_jax.replay import ReplayedStep, replay
 from agentrl_jax.runlog import to_json
+from agentrl_jax.saved_config import read_config
 from agentrl_jax.sharding import parse_mesh
-from launch.config import chosen_loss, parse, printer, refuse, saved_config
+from launch.config import chosen_loss, parse, printer, refuse
 from launch.devices import open_mesh
 
 PROGRAM = "launch.replay"
@@ -77,7 +78,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[ReplayConfig, TrainConfig]:
     given = sys.argv[1:] if arguments is None else arguments
     start_type: Any = ReplayConfig if {"-h", "--help"} & set(given) else _Start
     start = parse(start_type, given, program=PROGRAM)
-    run = saved_config(start.run_dir)
+    run = read_config(TrainConfig, start.run_dir)
     loss = chosen_loss(run.loss, start.loss.name, start.loss.correction)
     default = ReplayConfig(run_dir=start.run_dir, loss=loss)
     return tyro.cli(ReplayConfig, args=given, prog=f"python -m {PROGRAM}", default=default), run
