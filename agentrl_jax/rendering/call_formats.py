@@ -96,7 +96,8 @@ def read_llama3(text: str, declared: Collection[str]) -> Action:
             following = _NEXT.search(payload, position)
             position = len(payload) if following is None else following.end() - 1
             continue
-        position = _behind_separator(payload, end)
+        separated = _behind_separator(payload, end)
+        position = separated if payload.startswith("{", separated) else end
         try:
             calls.append(to_call(value, "parameters"))
         except Malformed as problem:

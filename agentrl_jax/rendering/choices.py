@@ -49,15 +49,22 @@ def choose_history(render: RenderText, findings: Findings, asked: HistoryThinkin
             "--history-thinking keep (all that was sampled; one segment an episode) or --history-thinking strip (what "
             "the template leaves; a segment for each rewritten prompt)"
         )
-    if asked == "strip":
-        malformed = Message(role="assistant", content="qzMalformedzq")
-        text = render([USER, malformed, Message(role="tool", content="qzNoticezq"), USER], (), True)
-        if not ("qzMalformedzq" in text and "qzNoticezq" in text):
-            raise TemplateError(
-                "the chat template loses a turn without calls or the tool message behind it, which answers a malformed "
-                "call: use --history-thinking keep"
-            )
+    if asked == "strip" and not _shows_malformed_calls(render):
+        raise TemplateError(
+            "the chat template does not show a turn without calls and a tool message behind it, which answers a "
+            "malformed call: use --history-thinking keep"
+        )
     return asked
+
+
+def _shows_malformed_calls(render: RenderText) -> bool:
+    malformed = Message(role="assistant", content="qzMalformedzq")
+    notice = Message(role="tool", content="qzNoticezq")
+    try:
+        text = render([USER, malformed, notice, USER], (), True)
+    except TemplateError:
+        return False
+    return malformed.content in text and notice.content in text
 
 
 def choose_format(spelled: str) -> ToolCallFormat:

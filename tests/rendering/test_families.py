@@ -136,6 +136,22 @@ def test_a_template_that_rewrites_needs_a_declared_policy_and_one_that_appends_t
             TemplateRenderer(toy_tokenizer(kind), config=RenderingConfig(history_thinking="strip"))
 
 
+def test_chatml_is_refused_naming_what_it_drops() -> None:
+    with pytest.raises(TemplateError, match="loses the declared tools, the names of tool calls, the argument names of"):
+        TemplateRenderer(toy_tokenizer("chatml"), tools=TOOLS)
+
+
+def test_strip_needs_a_template_that_shows_malformed_turns_and_their_answers() -> None:
+    rule = (
+        "{%- for message in messages %}{%- if message.role == 'tool' and loop.previtem.role == 'assistant' and not "
+        "loop.previtem.tool_calls %}{{ raise_exception('a result without a call') }}{%- endif %}{%- endfor %}"
+    )
+    tokenizer = tokenizer_with(small_folder(), rule + toy_template("qwen3"))
+    TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="keep"))
+    with pytest.raises(TemplateError, match="which answers a malformed call: use --history-thinking keep"):
+        TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="strip"))
+
+
 @pytest.mark.parametrize(("kind", "found"), [("qwen2_5", "hermes"), ("llama3", "llama3"), ("glm", "glm4")])
 def test_the_parser_is_that_of_the_templates_own_calls(kind: TemplateKind, found: str) -> None:
     assert toy_renderer(kind).config.tool_call_format == found

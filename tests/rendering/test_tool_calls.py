@@ -103,6 +103,88 @@ def test_arguments_that_are_an_object_in_a_string_are_accepted() -> None:
     assert parse(block(payload)).errors == ("tool call 1: invalid JSON: key 'room' appears twice",)
 
 
+LLAMA = '{"name": "look", "parameters": {"room": "hall"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (LLAMA, Action(calls=(HALL,))),
+        (f"<|python_tag|>{LLAMA}", Action(calls=(HALL,))),
+        (f"{LLAMA}; {LLAMA}\n{LLAMA}", Action(calls=(HALL,) * 3)),
+        (f"Hm. <|python_tag|>{LLAMA} Done.", Action(content="Hm.  Done.", calls=(HALL,))),
+        ("I look.", Action(content="I look.")),
+        ('{"room": "hall"}', Action(content='{"room": "hall"}')),
+        (GOOD, Action(content=GOOD)),
+        (
+            "<|python_tag|>look.call(room='hall')",
+            Action(errors=("tool call 1: invalid JSON: Expecting value (at character 1)",)),
+        ),
+        (
+            f'{{"name": "look", "parameters": {{"room": 1}}; {LLAMA}',
+            Action(errors=("tool call 1: invalid JSON: Expecting ',' delimiter (at character 43)",), calls=(HALL,)),
+        ),
+        ('{"name": 3}', Action(errors=('tool call 1: "name" must be a non-empty string, got a number',))),
+    ],
+)
+def test_llama_calls_by_hand(text: str, action: Action) -> None:
+    assert parse_tool_calls(text, tool_calls="strict", declared={"look"}, tool_call_format="llama3") == action
+
+
+def test_llama_arguments_under_hermes_name_are_a_bare_call_of_a_declared_tool() -> None:
+    action = parse_tool_calls(GOOD, tool_calls="lenient", declared={"look"}, tool_call_format="llama3")
+    assert action == Action(calls=(HALL,), num_bare_calls=1)
+    assert parse_tool_calls(GOOD, tool_calls="lenient", declared=(), tool_call_format="llama3").calls == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ('look\n{"room": "hall"}', Action(calls=(HALL,))),
+        ('\nHm.<|assistant|>look\n{"room": "hall"}', Action(content="Hm.", calls=(HALL,))),
+        ('unheard_of\n{}<|assistant|>look\n{"room": "hall"}', Action(calls=(call("unheard_of"), HALL))),
+        ("\nlook\n{}", Action(content="look\n{}")),
+        ("Hello there\n{}", Action(content="Hello there\n{}")),
+        ("look", Action(errors=("tool call 1: invalid JSON: Expecting value (at character 1)",))),
+        ("look\n[1]", Action(errors=('tool call 1: "arguments" must be a JSON object, got an array',))),
+    ],
+)
+def test_glm_calls_by_hand(text: str, action: Action) -> None:
+    found = parse_tool_calls(text, tool_calls="strict", declared={"look"}, tool_call_format="glm4")
+    assert found == action
+
+
+def test_text_behind_a_glm_call_makes_it_an_error_and_costs_no_other_call() -> None:
+    text = 'look\n{"room": "hall"} now<|assistant|>look\n{"room": "hall"}'
+    found = parse_tool_calls(text, tool_calls="strict", declared=(), tool_call_format="glm4")
+    assert found.errors[0].startswith("tool call 1: expected nothing after the JSON object of look, got 'now")
+    assert found.calls == (HALL,)
+
+
+@given(
+    st.lists(
+        st.sampled_from([LLAMA, "<|python_tag|>", "<|assistant|>", "look\n", "{", "}", ";", "\n", "x"]), max_size=9
+    )
+)
+def test_no_format_ever_raises_or_runs_anything(parts: list[str]) -> None:
+    for name in ("llama3", "glm4"):
+        action = parse_tool_calls("".join(parts), tool_calls="lenient", declared={"look"}, tool_call_format=name)  # type: ignore[arg-type]
+        assert all(made.name and isinstance(made.arguments, dict) for made in action.calls)
+
+
+THINKING = f"<think>\nI could say {block(GOOD)}\n</think>\n"
+
+
+def test_what_is_only_thought_of_is_not_called() -> None:
+    assert parse(f"{THINKING}No.") == Action(content=f"{THINKING}No.")
+    assert parse(f"{THINKING}\n{block(GOOD)}") == Action(content=THINKING, calls=(HALL,))
+    unclosed = THINKING.replace("</think>", "")
+    assert parse(unclosed, lenient=True) == Action(content=unclosed)
+    opened = THINKING.removeprefix("<think>\n")
+    action = parse_tool_calls(opened, tool_calls="strict", declared=(), is_thinking=True)
+    assert action == Action(content=opened)
+
+
 def test_tags_inside_strings_belong_to_the_strings() -> None:
     made = call("say", text='</tool_call> } " \\ \n <tool_call> {"name": "look", "arguments": {}} 😀')
     assert parse(format_tool_call(made)).calls == (made,)
