@@ -44,24 +44,20 @@ from agentrl_jax.engines.local.placement import engine_place
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.evaluation import Evaluation, compare
 from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning
 from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.profiling import StepProfiler
-from agentrl_jax.report.progress import evaluation_lines, gain_lines, step_line, step_record, task_lines
+from agentrl_jax.report.progress import step_line, step_record, task_lines
 from agentrl_jax.rollouts import Rollouts
+from agentrl_jax.run_evaluation import MODES, Evaluations, RunEvaluations, Say
+from agentrl_jax.run_warm_up import run_warm_up
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.seeding import derive_seed
-from agentrl_jax.sft import warm_up, warm_up_learner_config
+from agentrl_jax.sft import warm_up_learner_config
 from agentrl_jax.survival import LaggingPolicy, Survival
 from agentrl_jax.types import Group
-
-Say = Callable[[str], None]
-Evaluations = dict[str, dict[str, Evaluation]]
-
-_MODES = ("sampled", "greedy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +125,7 @@ async def _train(
 def _check_unfinished(config: TrainConfig, survival: Survival, run: RunLog) -> None:
     """Raise ConfigError if a resumed run has nothing left to do."""
     step = survival.step or 0
-    is_evaluated = not config.evaluation.num_tasks or len(run.earlier_evaluations("after", step=step)) == len(_MODES)
+    is_evaluated = not config.evaluation.num_tasks or len(run.earlier_evaluations("after", step=step)) == len(MODES)
     if step > config.max_steps or (step and step == config.max_steps and is_evaluated):
         raise ConfigError(
             f"--resume {run.folder}: the run has taken {step} steps, and --max-steps is {config.max_steps}: name more"
@@ -169,7 +165,8 @@ class _Training:
         self.num_learned = 0
         self.step_begun = self.rl_begun = 0.0
         self.place = engine_place(self.config.engine_devices, mesh)
-        self.evaluations: trio.Nursery
+        self.evaluations: RunEvaluations
+        self.beside: trio.Nursery
         self.is_evaluating = False
 
     async def run(self) -> TrainResult:
@@ -199,7 +196,8 @@ class _Training:
             # A network that starts from nothing has nothing that adapters could leave as it is.
             lora = self.config.lora if self.config.model is not None else None
             self.learner = Learner(self.policy.model, settings, loss, self.mesh, params, lora=lora)
-            await trio.to_thread.run_sync(self._run_warm_up)
+            with_log = self.learner, self.prepared, self.run_log, self.say, self.stop.is_set
+            await trio.to_thread.run_sync(run_warm_up, *with_log)
             params = self.learner.params
         args = self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder
         self.learner = await trio.to_thread.run_sync(begin_learning, *args)
@@ -215,28 +213,6 @@ class _Training:
         return TrainResult(
             model_folder=self.run_log.model_folder, before={}, after={}, num_steps=0, version=0, is_stopped=True
         )
-
-    def _run_warm_up(self) -> None:
-        begun = time.monotonic()
-        last = {"copy": 0, "sft": 0}
-
-        def report(phase: str, step: int, loss: float) -> None:
-            last[phase] = step
-            if step % 20 == 0 or step == 1:
-                self.run_log.log_metrics("warm_up", {"phase": phase, "step": step, "loss": loss})
-                self.say(f"warm-up  {phase:<4} step {step:>4}  loss {loss:.3f}  {time.monotonic() - begun:.0f} s")
-
-        warm_up(
-            self.learner,
-            self.prepared.demonstrations,
-            config=self.config.warm_up,
-            packing=self.config.packing,
-            content_ids=self.prepared.copy_ids,
-            report=report,
-            should_stop=self.stop.is_set,
-        )
-        seconds = time.monotonic() - begun
-        self.say(f"warm-up  {last['copy']} copy and {last['sft']} demonstration steps in {seconds:.0f} s")
 
     def _save_model(self) -> None:
         self.policy.save(self.learner.host_params(), self.run_log.model_folder)
@@ -254,14 +230,15 @@ class _Training:
             tokenizer = self.policy.tokenizer
             rollouts = Rollouts(self.families, self.sessions, tokenizer, self.config, pool, telemetry)
             self.rollouts = rollouts
-            if plan.step == 0 and len(before) < len(_MODES):
-                before = await self._evaluate(rollouts, "before", step=0)
+            self.evaluations = RunEvaluations(rollouts, self.config, self.run_log, self.say, self.stop.wait)
+            if plan.step == 0 and len(before) < len(MODES):
+                before = await self.evaluations.evaluate("before", step=0)
             if not self.stop.is_set() and plan.step < self.config.max_steps:
                 num_steps, version = await self._loop(rollouts, plan)
             is_stopped = self.stop.is_set()
             if num_steps and not is_stopped:
-                after = await self._evaluate(rollouts, "after", step=num_steps)
-        self._conclude(before, after)
+                after = await self.evaluations.evaluate("after", step=num_steps)
+            self.evaluations.conclude(before, after)
         return TrainResult(
             model_folder=self.run_log.model_folder,
             before=before,
@@ -331,7 +308,7 @@ class _Training:
             nursery.start_soon(_set_after, loop_stop, self.stop.wait)
             if self.config.max_minutes is not None:
                 nursery.start_soon(_set_after, loop_stop, partial(trio.sleep, 60 * self.config.max_minutes))
-            async with trio.open_nursery() as self.evaluations:  # one that has begun is finished
+            async with trio.open_nursery() as self.beside:  # evaluations: one that has begun is finished
                 result = await train_loop(
                     sampler=self.sampler,
                     config=self.config.rollout,
@@ -410,7 +387,7 @@ class _Training:
             self.say(f"no evaluation at step {step}: the one before is still running")
             return
         self.is_evaluating = True
-        await self.evaluations.start(self._evaluate_beside, step, version)
+        await self.beside.start(self._evaluate_beside, step, version)
 
     async def _evaluate_beside(
         self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -418,32 +395,8 @@ class _Training:
         """Evaluate the learner's policy of now on an engine of its own; started once that has its copy."""
         async with self._open_engine(weights=self.learner.params, version=version, name="evaluation-0") as engine:
             task_status.started()
-            await self._evaluate(self.rollouts, "during", step=step, engine=engine)
+            await self.evaluations.evaluate("during", step=step, engine=engine)
         self.is_evaluating = False
-
-    async def _evaluate(
-        self, rollouts: Rollouts, when: str, *, step: int, engine: LocalEngine | None = None
-    ) -> Evaluations:
-        results = Evaluations()
-        if not self.config.evaluation.num_tasks:
-            return results
-        for mode in _MODES:
-            found = await rollouts.evaluate(mode, until=self.stop.wait, engine=engine)
-            if not found:
-                break
-            results[mode] = found
-            for evaluation in found.values():
-                values = {"when": when, "step": step, "history_thinking": self.config.rendering.history_thinking}
-                self.run_log.log_metrics("evaluation", {**values, **evaluation.to_json()})
-            for line in evaluation_lines(f"{when:<7}", found.values()):
-                self.say(line)
-        return results
-
-    def _conclude(self, before: Evaluations, after: Evaluations) -> None:
-        for mode in [mode for mode in before if mode in after]:
-            for line in gain_lines(before[mode], after[mode]):
-                self.say(line)
-            self.run_log.log_metrics("gain", {"mode": mode, "envs": compare(before[mode], after[mode])})
 
 
 async def _set_after(event: trio.Event, wait: Callable[[], Awaitable[object]]) -> None:

@@ -39,13 +39,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import trio
-
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, single_engine
-from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.episode import EpisodeConfig
 from agentrl_jax.controller.ports import StepRecord
+from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
 from agentrl_jax.env import FamilyOptions
@@ -57,13 +55,12 @@ from agentrl_jax.runlog import RunLog
 from agentrl_jax.sft import WarmUpConfig
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
-from agentrl_jax.testing.envs import EnvScript, scripted_sessions
+from agentrl_jax.testing.envs import EnvScript
 from agentrl_jax.testing.latency import DelayedFamily, StepLatency, delayed_sessions
 from agentrl_jax.testing.learner import FakeLearner
-from agentrl_jax.testing.renderer import FakeRenderer
 from agentrl_jax.testing.simulation import Simulation
 from agentrl_jax.testing.virtual import run_virtual
-from agentrl_jax.types import Group, Task
+from agentrl_jax.types import Task
 from benchmarks.figures import Figure, json_lines, summarise, table
 from envs.knowledge_graph import family as knowledge_graph
 from launch.config import parse
@@ -201,25 +198,12 @@ TOKEN_S = 0.03
 
 @dataclass(kw_only=True)
 class _OneMachine(Simulation):
-    """A simulation with slow environments and places for so many groups at a time."""
+    """A simulation with slow environments."""
 
     latency: StepLatency
-    num_places: int
 
-    def __post_init__(self) -> None:
-        self.places = trio.Semaphore(self.num_places)
-        self.setup = EpisodeSetup(
-            sessions=delayed_sessions(scripted_sessions(_two_to_six_turns, self.log), self.latency),
-            tools=(),
-            renderer=FakeRenderer(),
-            choose_engine=single_engine(self.engine),
-            config=self.episodes,
-            run_seed=self.seed,
-        )
-
-    async def run_one_group(self, admitted: AdmittedGroup) -> Group:
-        async with self.places:
-            return await run_group(admitted, group_size=self.config.group_size, setup=self.setup)
+    def sessions(self) -> SessionFactory:
+        return delayed_sessions(super().sessions(), self.latency)
 
 
 def _two_to_six_turns(task: Task) -> EnvScript:
@@ -229,6 +213,7 @@ def _two_to_six_turns(task: Task) -> EnvScript:
 def simulate(pace: Pace, max_staleness: int, *, size: Size, seed: int) -> Measurement:
     """One run in virtual time."""
     simulation = _OneMachine(
+        script=_two_to_six_turns,
         config=size.rollout(max_staleness),
         episodes=EpisodeConfig(max_turns=6, max_new_tokens=4, max_context_tokens=4096),
         engine=FakeEngine(

@@ -37,7 +37,7 @@ def test_padded_and_packed_batches_teach_the_same_tokens() -> None:
 
 
 def test_the_operations_of_a_step_by_hand() -> None:
-    # Two tokens, the second of which attends to one more: 6 per parameter, and 4·width·(length / 2) a layer, three times.
+    # 6 per parameter and token, and 4·width·(length / 2) per layer and token, three times over.
     assert step_flops(SMALL, num_tokens=2, length=2) == 2 * (6 * num_params(SMALL) + 3 * 4 * 128 * 1 * 4)
 
 

@@ -14,7 +14,8 @@ def log_step(log: RunLog, step: int, rate: float) -> None:
 
 def log_evaluation(log: RunLog, when: str, mode: str, rate: float, step: int = 0) -> None:
     bounds = {"success_low": rate - 0.1, "success_high": rate + 0.1}
-    log.log_metrics("evaluation", {"when": when, "step": step, "mode": mode, "env": "kg", "success_rate": rate, **bounds})
+    values = {"when": when, "step": step, "mode": mode, "env": "kg", "success_rate": rate}
+    log.log_metrics("evaluation", values | bounds)
 
 
 def test_a_run_without_steps_has_no_picture(tmp_path: Path) -> None:

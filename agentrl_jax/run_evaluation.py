@@ -1,0 +1,57 @@
+"""The evaluations of a training run: carried out, logged and said as they come, and compared in the end."""
+
+from collections.abc import Awaitable, Callable
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.engines.protocol import Engine
+from agentrl_jax.evaluation import Evaluation, compare
+from agentrl_jax.report.progress import evaluation_lines, gain_lines
+from agentrl_jax.rollouts import Rollouts
+from agentrl_jax.runlog import RunLog
+
+Say = Callable[[str], None]
+Evaluations = dict[str, dict[str, Evaluation]]
+"""By mode ("sampled", "greedy") and env."""
+
+MODES = ("sampled", "greedy")
+
+
+class RunEvaluations:
+    """Evaluates on `rollouts`. until: returns on a request to stop, which ends an evaluation early."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        config: TrainConfig,
+        run_log: RunLog,
+        say: Say,
+        until: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._rollouts, self._config, self._run_log, self._say, self._until = rollouts, config, run_log, say, until
+
+    async def evaluate(self, when: str, *, step: int, engine: Engine | None = None) -> Evaluations:
+        """Evaluate in every mode that there is time for. when: "before", "during" or "after" training.
+
+        engine: one that no publish reaches; None: the current ones.
+        """
+        results = Evaluations()
+        if not self._config.evaluation.num_tasks:
+            return results
+        for mode in MODES:
+            found = await self._rollouts.evaluate(mode, until=self._until, engine=engine)
+            if not found:
+                break
+            results[mode] = found
+            for evaluation in found.values():
+                values = {"when": when, "step": step, "history_thinking": self._config.rendering.history_thinking}
+                self._run_log.log_metrics("evaluation", {**values, **evaluation.to_json()})
+            for line in evaluation_lines(f"{when:<7}", found.values()):
+                self._say(line)
+        return results
+
+    def conclude(self, before: Evaluations, after: Evaluations) -> None:
+        """Say and log what was gained, in the modes that were evaluated before and after."""
+        for mode in [mode for mode in before if mode in after]:
+            for line in gain_lines(before[mode], after[mode]):
+                self._say(line)
+            self._run_log.log_metrics("gain", {"mode": mode, "envs": compare(before[mode], after[mode])})
