@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
 
-.PHONY: install check test test-services soak quickstart clean
+.PHONY: install check test test-services soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -46,6 +46,7 @@ SERVICES := .venv-services/.installed
 test-services: $(STAMP) $(SERVICES)
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
 	$(PYTEST) -m "slow and not soak"
+	tools/second_interpreter.sh
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)
@@ -55,5 +56,9 @@ soak: $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/python -m launch.train --recipe=quickstart $(ARGS)
 
+# Kernels, a learner step, memory, decode rate and a publish on this machine's devices; says what it skips and why.
+gpu-check: $(STAMP)
+	$(BIN)/python -m launch.gpu_check $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-services .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-services .venv-newest .mypy_cache .ruff_cache .import_linter_cache .hypothesis
