@@ -32,6 +32,15 @@ def test_unequal_weights_are_spread_smoothly() -> None:
     assert "".join(task.env for task in draws(sampler_of({"a": 3.0, "b": 1.0}), 8)) == "aabaaaba"
 
 
+def test_a_limit_leaves_the_first_tasks_of_each_env() -> None:
+    families = [ScriptedFamily(name=name, size=size) for name, size in SIZES.items()]
+    sampler = TaskSampler(families, dict.fromkeys(SIZES, 1.0), 1, limit=3)
+    assert Counter((task.env, task.index) for task in draws(sampler, 36)) == {
+        **{(env, index): 4 for env in "ab" for index in range(3)},
+        **{("c", index): 6 for index in range(2)},
+    }
+
+
 def test_every_epoch_is_a_fresh_permutation_of_all_tasks() -> None:
     sampler = sampler_of({"b": 1.0}, sizes={"b": 20})
     epochs = [[task.index for task in draws(sampler, 20)] for _ in range(3)]

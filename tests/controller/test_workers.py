@@ -177,8 +177,12 @@ async def test_draining_ends_nothing_and_blocks_nobody(autojump_clock: MockClock
             assert (await session.interact(A)).end is None
             await session.close()
         await registry.wait_idle("old")
-        registry.resume("old")
-        sessions.append(await opened(registry))
+        sessions.append(registry.session(TASK))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sessions[-1].reserve)
+            await wait_all_tasks_blocked()
+            assert taken(registry) == {"old": 0, "new": 2}
+            registry.resume("old")  # whoever waits gets its places
         assert taken(registry) == {"old": 1, "new": 2}
         for each in sessions:
             await each.close()
