@@ -180,6 +180,7 @@ async def test_draining_ends_nothing_and_blocks_nobody(autojump_clock: MockClock
         sessions.append(registry.session(TASK))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sessions[-1].reserve)
+            nursery.cancel_scope.deadline = trio.current_time() + 1.0
             await wait_all_tasks_blocked()
             assert taken(registry) == {"old": 0, "new": 2}
             registry.resume("old")  # whoever waits gets its places
