@@ -33,8 +33,12 @@ def begun(step: int, version: int, restored: int | None, adopted: list[list[int]
 
 
 def admitted(*group_ids: int, version: int, tasks: list[int] | None = None) -> list[Line]:
+    """tasks: that are drawn again; else each group is of a new one."""
     pairs = zip(group_ids, tasks or group_ids, strict=True)
-    return [{"kind": "admitted", "group": g, "task": task(index), "version": version} for g, index in pairs]
+    return [
+        {"kind": "admitted", "group": g, "task": task(index), "position": None if tasks else g, "version": version}
+        for g, index in pairs
+    ]
 
 
 def completed(*group_ids: int) -> list[Line]:
@@ -131,6 +135,7 @@ DAMAGE = {
     ),
     "a skipped step": (replaced(position_of("consumed", 3), step=4), "step 4 was taken, but the next one is 3"),
     "a wrong version": (replaced(position_of("admitted", 4), version=0), "admitted at version 0, not 1"),
+    "a task twice": (replaced(position_of("admitted", 4), position=3), "group 4 drew position 3 of a, after 3"),
     "a skipped id": (replaced(position_of("admitted", 2), group=9), "group 9 was admitted, but the next one is 2"),
     "a resume from nowhere": (replaced(position_of("begun", 1), step=0), "resumed at step 0, but only steps 1 to 2"),
     "a dead group adopted": (

@@ -14,11 +14,15 @@ from agentrl_jax.types import Group, Task, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdmittedGroup:
-    """A group that holds a permit and is to be run. Tripping `switch` makes all its episodes end as CANCELLED."""
+    """A group that holds a permit and is to be run. Tripping `switch` makes all its episodes end as CANCELLED.
+
+    task_position: where the draw found `task` (`TaskSampler.last_position`); None if it was drawn again, or by nobody.
+    """
 
     group_id: int
     task: Task
     admitted_version: int
+    task_position: int | None = None
     switch: CancelSwitch = field(default_factory=CancelSwitch)
 
 

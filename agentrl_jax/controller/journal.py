@@ -104,9 +104,17 @@ class Journal:
         )
         self.flush()
 
-    def admitted(self, group_id: int, task: Task, version: int) -> None:
-        """A group took its permit. Not flushed."""
-        self._append({"kind": "admitted", "group": group_id, "task": task_to_json(task), "version": version})
+    def admitted(self, group_id: int, task: Task, version: int, task_position: int | None) -> None:
+        """A group took its permit. task_position: see `AdmittedGroup`. Not flushed."""
+        self._append(
+            {
+                "kind": "admitted",
+                "group": group_id,
+                "task": task_to_json(task),
+                "position": task_position,
+                "version": version,
+            }
+        )
 
     def completed(self, group: Group) -> None:
         """A group's episodes ended and it is to be trained; flushed, bytes and line."""

@@ -2,7 +2,7 @@
 
     begun       a process starts from `step`: `version` serves the weights of `restored_version`; groups that the
                 restored params do not contain are `adopted` (still complete, at an age) or `reissued` (drawn again)
-    admitted    a group of a task took its permit at a version
+    admitted    a group took its permit at a version; its task, and at which position of its env that was drawn
     completed   its episodes ended; where its bytes lie
     ended       it was dropped or cancelled
     published   a version is about to be sent to the engines
@@ -54,10 +54,14 @@ class Position(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What happened to the task sampler: `drawn` came out of it, or (None) `requeued` were put into it."""
+    """What happened to the task sampler: `drawn` came out of it, or (None) `requeued` were put into it.
+
+    task_position: of `drawn`, see `TaskSampler.last_position`.
+    """
 
     position: Position
     drawn: Task | None
+    task_position: int | None
     requeued: tuple[Task, ...]
 
 
@@ -69,7 +73,7 @@ class History:
     num_lives: processes that began. restarts: the version each of them began with, and what it restored (or None).
     groups: those whose end may still change, by id; a group consumed by a step that every kept checkpoint contains
     is final. pending: tasks that were put back and must be drawn next. draws: since the oldest kept checkpoint.
-    positions: where each step left the draws, since that checkpoint.
+    positions: where each step left the draws, since that checkpoint. task_positions: of the last new draw of each env.
     totals: counts by name. problems: what cannot have happened in a correct run.
     """
 
@@ -86,16 +90,22 @@ class History:
     pending: deque[Task] = field(default_factory=deque)
     draws: list[Draw] = field(default_factory=list)
     positions: dict[int, Position] = field(default_factory=dict)
+    task_positions: dict[str, int] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
     def apply(self, record: Record) -> None:
-        """Fold one line in. Raises RecordError for a kind that does not exist."""
+        """Fold one line in. Raises RecordError for a kind that does not exist, and for one that lacks something."""
         if record["kind"] not in KINDS:
             raise RecordError(
                 f"there are no lines of kind {record['kind']!r}; another version of this package wrote it"
             )
-        getattr(self, f"_{record['kind']}")(record)
+        try:
+            getattr(self, f"_{record['kind']}")(record)
+        except KeyError as error:
+            raise RecordError(
+                f"a line of kind {record['kind']!r} lacks {error}; another version of this package wrote it"
+            ) from error
 
     def distance(self, version: int, other: int | None) -> int | None:
         """Updates between the weights of two versions: back to what they have in common, and up again.
@@ -179,18 +189,22 @@ class History:
             self._problem(f"group {group_id} was adopted, but it had ended before")
         tasks = tuple(entry.task for entry in reissued)
         self.pending.extend(tasks)
-        self.draws.append(Draw(self.position, None, tasks))
+        self.draws.append(Draw(self.position, None, None, tasks))
         self.totals["adopted"] += len(record["adopted"])
 
     def _admitted(self, record: Record) -> None:
-        group_id, task = record["group"], task_from_json(record["task"])
+        group_id, task, task_position = record["group"], task_from_json(record["task"]), record["position"]
         if group_id != self.next_group_id:
             self._problem(f"group {group_id} was admitted, but the next one is {self.next_group_id}")
         if record["version"] != self.version:
             self._problem(f"group {group_id} was admitted at version {record['version']}, not {self.version}")
         if self.pending and self.pending.popleft() != task:
             self._problem(f"group {group_id} is of {task.key}, but a reissued task should have come first")
-        self.draws.append(Draw(Position(self.num_lives, group_id), task, ()))
+        if task_position is not None:
+            if task_position <= (before := self.task_positions.get(task.env, -1)):
+                self._problem(f"group {group_id} drew position {task_position} of {task.env}, after {before}")
+            self.task_positions[task.env] = task_position
+        self.draws.append(Draw(Position(self.num_lives, group_id), task, task_position, ()))
         self.groups[group_id] = GroupEntry(group_id=group_id, task=task, version=record["version"])
         self.next_group_id = group_id + 1
         self.totals["admitted"] += 1

@@ -18,7 +18,7 @@ class ThreadedJournal:
     journal: Journal
 
     def admitted(self, group: AdmittedGroup) -> None:
-        self.journal.admitted(group.group_id, group.task, group.admitted_version)
+        self.journal.admitted(group.group_id, group.task, group.admitted_version, group.task_position)
 
     async def completed(self, group: Group) -> None:
         await trio.to_thread.run_sync(self.journal.completed, group)

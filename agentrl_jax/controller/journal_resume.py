@@ -105,7 +105,7 @@ def restore_sampler(sampler: TaskSampler, journal: Journal, saved: Mapping[str, 
     for draw in journal.history.draws_after(position):
         if draw.drawn is None:
             sampler.requeue(draw.requeued)
-        elif not sampler.replay(draw.drawn):
+        elif not sampler.replay(draw.drawn, draw.task_position):
             raise ConfigError(
                 f"cannot resume: the run drew {draw.drawn.key} for group {draw.position.group_id}, but now it would be "
                 f"{sampler.peek().key}; tasks and their order must be those of the run"

@@ -148,9 +148,11 @@ class Ledger:
         dues = sorted([due, *(e.due for e in self._entries.values() if e.is_open)])
         return all(count <= (d - next_version + 1) * capacity for count, d in enumerate(dues, start=1) if d >= due)
 
-    def admit(self, task: Task, permit: Permit) -> AdmittedGroup:
+    def admit(self, task: Task, permit: Permit, task_position: int | None = None) -> AdmittedGroup:
         """Enter a group that holds `permit`. The ledger returns the permit from now on."""
-        admitted = AdmittedGroup(group_id=self._next_group_id, task=task, admitted_version=self._version)
+        admitted = AdmittedGroup(
+            group_id=self._next_group_id, task=task, admitted_version=self._version, task_position=task_position
+        )
         due = self._version + self._config.staleness_bound(task.env)
         self._entries[admitted.group_id] = _Entry(admitted=admitted, permit=permit, due=due)
         self._next_group_id += 1

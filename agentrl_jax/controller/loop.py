@@ -127,7 +127,7 @@ class _Run:
                     await trio.lowlevel.checkpoint_if_cancelled()  # a permit may come from a group that the end cut off
                     unused.pop_all()
                 # Drawn and entered at once: a task is at any time either the sampler's or the ledger's to remember.
-                admitted = self.ledger.admit(self.sampler.draw(), permit)
+                admitted = self.ledger.admit(self.sampler.draw(), permit, self.sampler.last_position)
                 self.journal.admitted(admitted)
                 rollouts.start_soon(self._run_group, admitted, name=f"group {admitted.group_id}")
 

@@ -1,11 +1,11 @@
 """Which task comes next: a seeded permutation per env and epoch, and a fixed share per env. Resumable exactly.
 
 A draw depends on the draws before it and on the success rates that `observe` was told, never on time. `state` is all
-of it; and `replay` follows draws that are known from a journal, whatever was or was not observed in between.
+of it; and `replay` follows draws whose positions a journal knows, whatever was or was not observed in between.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -22,16 +22,12 @@ from agentrl_jax.types import Group, Split, Task
 
 @dataclass
 class _Cursor:
-    """Where one env stands. position: tasks passed, over all epochs, drawn or not; num_drawn: those that were drawn.
-
-    replayed: where it may stand after `replay`; position is the first of them.
-    """
+    """Where one env stands. position: tasks passed, over all epochs, drawn or not; num_drawn: those that were drawn."""
 
     family: EnvFamily
     size: int
     position: int = 0
     num_drawn: int = 0
-    replayed: tuple[int, ...] = ()
     orders: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -76,6 +72,7 @@ class TaskSampler:
         self._curriculum = Curriculum(curriculum or CurriculumConfig(), seed)
         self._times = EpisodeTimes()
         self._next: tuple[Task, int] | None = None  # what `peek` found, and its position
+        self._last_position: int | None = None
         self._cursors: dict[str, _Cursor] = {}
         for family in families:
             size = family.num_tasks(split) if limit is None else min(family.num_tasks(split), limit)
@@ -87,6 +84,14 @@ class TaskSampler:
     def envs(self) -> tuple[str, ...]:
         return tuple(self._cursors)
 
+    @property
+    def last_position(self) -> int | None:
+        """Of the last draw: the tasks of its env that came before it, over all epochs, drawn or passed over.
+
+        None if the task had been requeued. With it, `replay` knows the draw again.
+        """
+        return self._last_position
+
     def peek(self) -> Task:
         """The task that the next `draw` returns, unless `observe` or `requeue` are called before."""
         return self._requeued[0] if self._requeued else self._upcoming()[0]
@@ -94,45 +99,33 @@ class TaskSampler:
     def draw(self) -> Task:
         """Return the next task and move on."""
         if self._requeued:
+            self._last_position = None
             return self._requeued.popleft()
         task, position = self._upcoming()
         self._quotas.pay(task.env)
         self._pass(self._cursors[task.env], position)
         return task
 
-    def replay(self, task: Task) -> bool:
+    def replay(self, task: Task, position: int | None) -> bool:
         """Move on as the draw of `task` once did; False, and nothing moves, if it cannot have come out here.
 
-        Weights may have changed since, and so may everything that was observed; the order of the tasks may not. A
-        task that the curriculum may have passed over in one epoch, and drawn in the next, leaves it open how far the
-        draws went: later ones decide, and at their end the least far of what they allow.
+        position: `last_position` after that draw. Weights and curriculum may have changed since, and so may everything
+        that was observed; the order of the tasks may not.
         """
-        if self._requeued:
-            is_next = self._requeued[0] == task
+        if position is None or self._requeued:
+            is_next = position is None and bool(self._requeued) and self._requeued[0] == task
             if is_next:
                 self._requeued.popleft()
             return is_next
         cursor = self._cursors.get(task.env)
-        if cursor is None:
+        if cursor is None or not cursor.position <= position < cursor.position + cursor.size:
             return False
-        starts = cursor.replayed or (cursor.position,)
-        found = sorted({position for start in starts for position in self._places(cursor, task, start)})
-        if not found:
+        if self._at(cursor, position) != task:
             return False
         if self._quotas.next() == task.env:  # else it came from other weights: the present ones owe nothing
             self._quotas.pay(task.env)
-        self._pass(cursor, found[0])
-        cursor.replayed = tuple(position + 1 for position in found)
+        self._pass(cursor, position)
         return True
-
-    def _places(self, cursor: _Cursor, task: Task, start: int) -> Iterator[int]:
-        """The positions of `task` that a draw could have reached from `start`."""
-        reach = cursor.size if self._curriculum.config.is_on else 1
-        for epoch in range(start // cursor.size, (start + reach - 1) // cursor.size + 1):
-            place = self._order(cursor, epoch).index(task.index) if task.index < cursor.size else 0
-            position = epoch * cursor.size + place
-            if start <= position < start + reach and self._at(cursor, position) == task:
-                yield position
 
     def requeue(self, tasks: Iterable[Task]) -> None:
         """Draw `tasks` (in flight when a run was interrupted) before all others, in their order."""
@@ -167,8 +160,8 @@ class TaskSampler:
         return self._at(cursor, cursor.position), cursor.position
 
     def _pass(self, cursor: _Cursor, position: int) -> None:
-        self._next = None
-        cursor.position, cursor.num_drawn, cursor.replayed = position + 1, cursor.num_drawn + 1, ()
+        self._next, self._last_position = None, position
+        cursor.position, cursor.num_drawn = position + 1, cursor.num_drawn + 1
         cursor.orders = {epoch: order for epoch, order in cursor.orders.items() if epoch >= position // cursor.size}
 
     def _at(self, cursor: _Cursor, position: int) -> Task:
@@ -209,8 +202,8 @@ class TaskSampler:
             raise ConfigError(f"cannot resume: the saved tasks are (seed, split, sizes) = {was}, now they are {now}")
         for name, cursor in self._cursors.items():
             cursor.position, cursor.num_drawn = int(envs[name]["position"]), int(envs[name]["num_drawn"])
-            cursor.replayed, cursor.orders = (), {}
-        self._next = None
+            cursor.orders = {}
+        self._next = self._last_position = None
         self._quotas.restore(state["credits"])
         self._requeued = deque(
             Task(env=env, split=split, index=index, seed=seed) for env, split, index, seed in state["requeued"]

@@ -52,7 +52,7 @@ class SlowJournal:
     world: "World"
 
     def admitted(self, group: AdmittedGroup) -> None:
-        self.journal.admitted(group.group_id, group.task, group.admitted_version)
+        self.journal.admitted(group.group_id, group.task, group.admitted_version, group.task_position)
 
     async def completed(self, group: Group) -> None:
         await trio.sleep(self.world.disk_s)
@@ -127,6 +127,7 @@ class Process:
     updates: tuple[str, ...] = ()
     trained: tuple[tuple[int, str], ...] = ()
     sampler: TaskSampler = field(init=False)
+    began_with: dict[str, Any] = field(init=False)  # the sampler's state, before its first draw
 
     async def run(self, num_steps: int) -> LoopResult:
         world, journal = self.world, self.journal
@@ -137,6 +138,7 @@ class Process:
         simulation = world.simulation(plan.version)
         self.sampler = simulation.sampler()
         restore_sampler(self.sampler, journal, saved.loop_state if saved else None, plan)
+        self.began_with = self.sampler.state()
         self.trained, self.updates = (saved.trained, saved.updates) if saved else ((), ())
         begin(journal, world.config, plan)
         world.published.append(plan.version)
@@ -262,6 +264,13 @@ def drawn_by(world: World, sampler: TaskSampler) -> list[str]:
     """The tasks that an unbroken run would have drawn up to where `sampler` stands."""
     unbroken = world.simulation(0).sampler()
     return [unbroken.draw().key for _ in range(num_drawn(sampler))]
+
+
+def next_new_tasks(world: World, state: Mapping[str, Any], curriculum: Mapping[str, Any]) -> list[str]:
+    """What a sampler in `state` draws next when nothing is requeued, by what `curriculum` knows of the tasks."""
+    sampler = world.simulation(0).sampler()
+    sampler.restore({**state, "requeued": [], "curriculum": curriculum})
+    return [sampler.draw().key for _ in range(3 * world.tasks_per_env)]
 
 
 def num_drawn(sampler: TaskSampler) -> int:

@@ -119,14 +119,15 @@ def test_draws_are_replayed_without_what_was_observed(
 ) -> None:
     config = CurriculumConfig(low=0.3, high=0.7, outside_prob=0.0)
     sampler, crashed = sampler_of(config), sampler_of(config)
-    drawn, upcoming = [], iter(seen)
+    drawn: list[tuple[Task, int | None]] = []
+    upcoming = iter(seen)
     for is_draw in [*schedule, *[True] * num_draws]:
         if is_draw:
-            drawn.append(sampler.draw())
+            drawn.append((sampler.draw(), sampler.last_position))
         elif (found := next(upcoming, None)) is not None:
             task = sampler._cursors["a"].family.task("train", found[0])
             sampler.observe([make_group(found[1], found[1], task=task)])
-    assert all(crashed.replay(task) for task in drawn)
+    assert all(crashed.replay(task, position) for task, position in drawn)
     was, now = sampler.state(), crashed.state()
     assert (was["envs"], was["credits"]) == (now["envs"], now["credits"])
 
@@ -136,13 +137,17 @@ def test_what_cannot_have_been_drawn_is_not_replayed() -> None:
     state = sampler.state()
     other = sampler_of(CurriculumConfig())
     drawn = [other.draw() for _ in range(3)]  # of a, b and a
-    assert not sampler.replay(drawn[2])
-    assert not sampler.replay(Task(env="c", split="train", index=0, seed=0))
+    assert not sampler.replay(drawn[2], 0)
+    assert not sampler.replay(drawn[0], 6)  # a draw passes over less than an epoch
+    assert not sampler.replay(drawn[0], None)  # nothing was requeued
+    assert not sampler.replay(Task(env="c", split="train", index=0, seed=0), 0)
     assert sampler.state() == state
     sampler.requeue(drawn[1:2])
-    assert not sampler.replay(drawn[0])
-    assert sampler.replay(drawn[1])
-    assert sampler.replay(drawn[0])
+    assert not sampler.replay(drawn[0], 0)
+    assert not sampler.replay(drawn[0], None)
+    assert sampler.replay(drawn[1], None)
+    assert sampler.replay(drawn[0], 0)
+    assert not sampler.replay(drawn[0], 0)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +201,8 @@ def test_whatever_was_passed_over_the_draws_can_be_replayed(seed: int, gaps: lis
     position = -1
     for gap in gaps:
         position += gap
-        assert replayed.replay(replayed._at(cursor, position))
-        assert cursor.position <= position + 1
+        assert replayed.replay(replayed._at(cursor, position), position)
+        assert cursor.position == position + 1
     assert cursor.num_drawn == len(gaps)
     again = TaskSampler([ScriptedFamily(name="a", size=3)], {"a": 1.0}, seed, curriculum=BAND)
     again.restore(replayed.state())

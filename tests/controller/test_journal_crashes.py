@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.curriculum import CurriculumConfig
-from tests.controller.journal_world import World, check, live
+from tests.controller.journal_world import World, check, live, next_new_tasks
 
 
 @st.composite
@@ -54,3 +54,36 @@ def test_nothing_is_lost_or_trained_twice(
         last = live(world, reached + 6)
         assert [record.step for record in world.records[-6:]] == list(range(reached, reached + 6))
         check(world, last)
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    save_every=st.integers(1, 4),
+    tasks_per_env=st.integers(2, 6),
+    kills=st.lists(st.integers(5, 100), min_size=1, max_size=3),
+    schedule=st.random_module(),
+)
+@settings(max_examples=40)
+def test_a_resumed_run_draws_the_tasks_that_came_next(
+    seed: int, save_every: int, tasks_per_env: int, kills: list[int], schedule: Any
+) -> None:
+    """Also where tasks were passed over, for reasons that nobody remembers after the crash."""
+    config = RolloutConfig(
+        group_size=2,
+        min_groups_per_batch=2,
+        max_staleness=2,
+        curriculum=CurriculumConfig(low=0.1, high=0.9, min_trials=1),
+        dynamic_sampling=True,
+        max_consecutive_failures=1000,
+        max_fruitless_steps=1000,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder), config, seed, save_every, tasks_per_env=tasks_per_env)
+        killed = live(world, 1000, kill_after_s=kills[0]).sampler.state()
+        for kill_after_s in (*kills[1:], 0):
+            resumed = live(world, 1000, kill_after_s=kill_after_s)
+            now = resumed.began_with
+            assert (now["envs"], now["credits"]) == (killed["envs"], killed["credits"])
+            known = now["curriculum"]
+            assert next_new_tasks(world, now, known) == next_new_tasks(world, killed, known)
+            killed = resumed.sampler.state()

@@ -150,7 +150,7 @@ def begun(folder: Path, fsync: Callable[[int], None] = os.fsync) -> Journal:
 def complete(journal: Journal, *group_ids: int) -> None:
     for group_id in group_ids:
         group = make_group(group_id)
-        journal.admitted(group_id, group.task, journal.history.version)
+        journal.admitted(group_id, group.task, journal.history.version, None)
         journal.completed(group)
 
 
@@ -211,7 +211,7 @@ def test_a_journal_that_cannot_be_opened_lets_go_of_its_file(tmp_path: Path) -> 
 def test_a_journal_goes_on_after_a_torn_end(tmp_path: Path) -> None:
     with begun(tmp_path) as journal:
         complete(journal, 0, 1)
-        journal.admitted(2, make_group(2).task, 0)
+        journal.admitted(2, make_group(2).task, 0, None)
     path = tmp_path / HISTORY_NAME
     os.truncate(path, path.stat().st_size - 3)
     with Journal(tmp_path) as journal:
@@ -298,7 +298,7 @@ def test_threads_share_their_flushes(tmp_path: Path) -> None:
 def test_any_number_of_threads_may_write(tmp_path: Path) -> None:
     with begun(tmp_path) as journal, ThreadPoolExecutor(8) as pool:
         for group_id in range(64):
-            journal.admitted(group_id, make_group(group_id).task, 0)
+            journal.admitted(group_id, make_group(group_id).task, 0, None)
         list(pool.map(lambda group_id: journal.completed(make_group(group_id)), range(64)))
         assert all(journal.load(group_id) is not None for group_id in range(64))
     assert read_history(tmp_path)[0].problems == []
@@ -316,7 +316,7 @@ def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
             with pytest.raises(OSError, match="No space left"):
-                journal.admitted(0, make_group(0).task, 0)
+                journal.admitted(0, make_group(0).task, 0, None)
         assert journal.history.next_group_id == 0
         complete(journal, 0)
     history, num_cut = read_history(tmp_path)
@@ -329,7 +329,7 @@ def test_two_hundred_groups_a_second_cost_little(tmp_path: Path) -> None:
     with begun(tmp_path, lambda descriptor: None) as journal:
         complete(journal, 0)
         for group_id in range(1, 201):
-            journal.admitted(group_id, make_group(group_id).task, 0)
+            journal.admitted(group_id, make_group(group_id).task, 0, None)
         copies = [make_group(n, rewards=(0.0, 1.0) * 4, num_turns=5, num_ids=15) for n in range(1, 201)]
         before = time.thread_time()
         for copy in copies:

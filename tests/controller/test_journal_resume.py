@@ -51,7 +51,8 @@ class Run:
         ids = []
         for _ in range(number):
             ids.append(self.journal.history.next_group_id)
-            self.journal.admitted(ids[-1], self.sampler.draw(), self.journal.history.version)
+            task, version = self.sampler.draw(), self.journal.history.version
+            self.journal.admitted(ids[-1], task, version, self.sampler.last_position)
         return ids
 
     def complete(self, *group_ids: int) -> None:

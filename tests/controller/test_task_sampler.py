@@ -70,6 +70,15 @@ def test_a_restored_sampler_goes_on_exactly(before: int, requeued: int, weights:
     assert draws(restored, 30) == expected
 
 
+def test_positions_count_the_tasks_of_an_env_and_not_those_that_come_again() -> None:
+    sampler = sampler_of({"a": 1.0, "c": 1.0})
+    positions = [(sampler.draw().env, sampler.last_position) for _ in range(6)]
+    assert positions == [("a", 0), ("c", 0), ("a", 1), ("c", 1), ("a", 2), ("c", 2)]
+    sampler.requeue(draws(sampler, 1))
+    sampler.draw()
+    assert sampler.last_position is None
+
+
 @given(count=st.integers(0, 20))
 def test_peeking_tells_the_next_draw_and_changes_nothing(count: int) -> None:
     sampler = sampler_of({"a": 0.7, "b": 0.2})

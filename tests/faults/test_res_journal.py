@@ -141,7 +141,7 @@ begin(journal, config, plan_start(journal, config))
 journal.checkpoint_durable(0, 0)
 for group_id in range(8):
     group = text_group(group_id)
-    journal.admitted(group_id, group.task, 0)
+    journal.admitted(group_id, group.task, 0, None)
     if group_id % 2 == 0 or group_id == 7:
         journal.completed(group)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_res_13_line_separators_in_tool_output_split_no_record(tmp_path: Path) -
     with Journal(tmp_path) as journal:
         config = RolloutConfig(group_size=2, min_groups_per_batch=1)
         begin(journal, config, plan_start(journal, config))
-        journal.admitted(0, group.task, 0)
+        journal.admitted(0, group.task, 0, None)
         journal.completed(group)
     with Journal(tmp_path) as journal:
         loaded = journal.load(0)
