@@ -86,7 +86,7 @@ class EpisodeConfig:
     """The same for single reasons: REASON VALUE ..."""
     wall_budget_s: float = 1800.0
     """The policy's time, seconds from the first prompt on; a slow reset is not its fault"""
-    queue_deadline_s: float = 600.0
+    queue_deadline_s: Derived[float] = 600.0
     """How long an episode waits for a place on an env worker before its start"""
     reset_deadline_s: float = 120.0
     """How long a reset may take before it is the environment's fault"""

@@ -31,6 +31,7 @@ REFUSALS = {
     "--rollout.task-max-staleness nope 3": "--rollout.task-max-staleness names nope",
     "--task-session-kind nope process": "--task-session-kind names nope",
     "--session-kind=nope": "session-kind",
+    "--episode.queue-deadline-s=3": "queue-deadline-s",  # no session kind of this command has a queue
     "--evaluation.num-tasks=2001": "kg has only 2000 held-out tasks",
     "--with-warm-up False --warm-up.steps=3": "--warm-up.* has no effect without a warm-up",
     "--rows-per-device=0": "--rows-per-device must be >= 1",
