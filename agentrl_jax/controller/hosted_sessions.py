@@ -29,7 +29,7 @@ from agentrl_jax.types import Task
 T = TypeVar("T")
 
 _MAX_REMEMBERED = 10_000
-"""Sessions that are over and whose fate is still known."""
+"""Sessions that are over, or were closed before their start came, and whose fate is still known."""
 
 
 class Worker(Protocol):
@@ -48,7 +48,7 @@ class Worker(Protocol):
         ...
 
     async def close(self, session_id: str) -> None:
-        """Release a session, whatever it is doing; no error if there is none."""
+        """Release a session, whatever it is doing; no error if there is none. A start that comes later is refused."""
         ...
 
 
@@ -255,6 +255,9 @@ class SessionHost:
         """See `Worker`. Raises EnvError if the env's close does."""
         hosted = self._live.get(session_id)
         if hosted is None:
+            # Its start may still be under way: nobody would use, or close, what it started.
+            if session_id not in self._fates:
+                self._remember(session_id, UnknownSession(f"session {session_id} was closed before its start came"))
             await trio.lowlevel.checkpoint()
             return
         hosted.end()
@@ -266,9 +269,13 @@ class SessionHost:
         finally:
             del self._live[hosted.session_id]
             self._num_expired += isinstance(hosted.fate, SessionExpired)
-            self._fates[hosted.session_id] = hosted.fate or UnknownSession(f"session {hosted.session_id} is closed")
-            if len(self._fates) > _MAX_REMEMBERED:
-                self._fates.popitem(last=False)
+            fate = hosted.fate or UnknownSession(f"session {hosted.session_id} is closed")
+            self._remember(hosted.session_id, fate)
+
+    def _remember(self, session_id: str, fate: EnvError) -> None:
+        self._fates[session_id] = fate
+        if len(self._fates) > _MAX_REMEMBERED:
+            self._fates.popitem(last=False)
 
     def _raise_fate(self, session_id: str) -> None:
         hosted = self._live.get(session_id)

@@ -68,6 +68,32 @@ async def test_an_episode(autojump_clock: MockClock) -> None:
     await hosting(use)
 
 
+async def test_a_start_that_its_close_overtook_starts_nothing(autojump_clock: MockClock) -> None:
+    async def use(host: SessionHost, log: SessionLog) -> None:
+        for _ in range(2):
+            await host.close("s")
+        with pytest.raises(UnknownSession, match="session s was closed before its start came"):
+            await host.start("s", TASK)
+        with pytest.raises(UnknownSession):
+            await host.interact("s", 1, A)
+        assert (log.num_started, host.statistics().num_live, host.statistics().num_started) == (0, 0, 0)
+        await host.start("t", TASK)  # no other is meant
+        await host.close("t")
+
+    await hosting(use)
+
+
+async def test_of_closed_sessions_the_last_ten_thousand_are_known(autojump_clock: MockClock) -> None:
+    async def use(host: SessionHost, log: SessionLog) -> None:
+        for number in range(10_001):
+            await host.close(f"s{number}")
+        with pytest.raises(UnknownSession):
+            await host.start("s1", TASK)
+        await host.start("s0", TASK)
+
+    await hosting(use)
+
+
 async def test_a_repeated_request_has_one_effect_and_one_answer(autojump_clock: MockClock) -> None:
     async def use(host: SessionHost, log: SessionLog) -> None:
         assert await host.start("s", TASK) is await host.start("s", TASK)

@@ -68,7 +68,7 @@ class Run:
         self.journal.consumed(history.step + 1, version, ages)
 
     def save(self) -> dict[str, object]:
-        saved = {"sampler": self.sampler.state(), "position": self.journal.position()}
+        saved: dict[str, object] = {"sampler": self.sampler.state(), "position": self.journal.position()}
         self.journal.checkpoint_durable(self.journal.history.step, self.journal.history.step)
         return saved
 
