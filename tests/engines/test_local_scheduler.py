@@ -92,9 +92,11 @@ def turn(request_id: int, prompt: Iterable[int], session: str, max_new_tokens: i
 
 def finish(scheduler: Scheduler, device: ListDevice) -> list[ServedTurn]:
     finished = []
-    while not scheduler.is_idle:
+    for _ in range(10_000):
+        if scheduler.is_idle:
+            return finished
         finished += device.advance(scheduler)
-    return finished
+    raise AssertionError("nothing gets on")
 
 
 @settings(max_examples=150)
@@ -111,7 +113,9 @@ def test_whatever_happens_every_turn_is_what_its_versions_say(data: st.DataObjec
         match data.draw(st.sampled_from(actions)):
             case "submit":
                 session = f"s{data.draw(st.integers(0, 5))}"
-                kept = data.draw(st.sampled_from([SHARED, histories.get(session, [])]))[: data.draw(st.integers(0, 25))]
+                running = [[*t.prompt.tolist(), *t.ids] for t in scheduler.running_turns()]
+                kept = data.draw(st.sampled_from([SHARED, histories.get(session, []), *running]))
+                kept = kept[: data.draw(st.integers(0, 25))]
                 prompt = [*kept, *data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=8))][:19]
                 open_turns[request_id] = turn(request_id, prompt, session, data.draw(st.integers(1, 9)))
                 scheduler.submit(open_turns[request_id])
@@ -151,6 +155,18 @@ def test_a_prefix_is_fed_once_however_many_turns_build_on_it() -> None:
         (done,) = finish(scheduler, device)
         prompt = [*done.prompt.tolist(), *done.ids, 5]
     assert device.fed == 4 + 2 * 2  # a later prompt's new ids: the last sampled one, never fed, and one of the env
+
+
+def test_a_prompt_may_build_on_what_another_turn_has_just_drawn() -> None:
+    """Group-mates whose environments answer alike: one is a turn ahead of the other, and both said the same."""
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    behind = turn(0, SHARED[:9], "behind", max_new_tokens=9, stop=-1)
+    scheduler.submit(behind)
+    while not behind.ids:
+        device.advance(scheduler)
+    ahead = turn(1, [*SHARED[:9], *behind.ids, 6, 6], "ahead", max_new_tokens=2, stop=-1)
+    scheduler.submit(ahead)
+    assert {done.request_id for done in finish(scheduler, device)} == {0, 1}
 
 
 def test_slots_go_to_the_first_that_came() -> None:

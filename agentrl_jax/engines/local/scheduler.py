@@ -112,10 +112,14 @@ class Scheduler:
         ready = [slot for slot in unfed if slot.leader is not None and slot.leader.num_held >= slot.num_shared]
         if ready:
             return self._copy_step(ready)
-        if fed and (self._owes_block or not unfed):
+        # A follower may wait for ids that its leader has yet to draw, so it is no reason not to decode.
+        unled = [slot for slot in unfed if slot.leader is None]
+        if fed and (self._owes_block or not unled):
             return self._decode_step(fed)
-        unfed = [slot for slot in unfed if slot.leader is None]
-        return self._prefill_step(unfed) if unfed else None
+        if unled:
+            return self._prefill_step(unled)
+        assert not unfed, "every turn that waits for another must wait for one that goes on"
+        return None
 
     def record_prefill(self, step: PrefillStep, ids: Ids, logprobs: Floats) -> list[ServedTurn]:
         """Take in a prefill's draws [P]; return the turns that finished."""
