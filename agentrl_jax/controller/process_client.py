@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -28,6 +30,7 @@ from agentrl_jax.controller.process_frames import (
     unpack,
 )
 from agentrl_jax.controller.process_template import COMMAND
+from agentrl_jax.controller.process_trees import kill_marked
 from agentrl_jax.env import EnvSource
 from agentrl_jax.errors import ConfigError, EnvError
 
@@ -89,7 +92,9 @@ class Child:
             self._frames.close()
             raise
         self._lifeline = _Frames(lifeline)
-        self._was_born = False  # or never will be
+        self._born: Born | None = None
+        self._was_awaited = False  # whether it is born, or never will be
+        self.template_over: trio.Event | None = None  # known from before its birth on
         self._obituary = ""
         self.is_sound = False  # it runs, and nothing that was asked of it is unanswered
 
@@ -97,8 +102,10 @@ class Child:
         """Ask for the fork, one task at a time. False if the template is gone."""
         fds = array.array("i", [self._their_frames.fileno(), self._their_lifeline.fileno()])
         try:
+            if control.fileno() == -1:
+                return False
             await control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, trio.ClosedResourceError):
             return False
         finally:
             self._close_their_ends()
@@ -106,8 +113,8 @@ class Child:
 
     async def wait_born(self) -> bool:
         """False if the template is gone, or has no descriptors left. Raises EnvError if it cannot fork."""
-        born = await self._lifeline.receive(Born)
-        self._was_born = True
+        self._born = born = await self._lifeline.receive(Born)
+        self._was_awaited = True
         if born is not None and born.error:
             raise EnvError(f"no process for a session: {born.error}")
         return born is not None
@@ -128,10 +135,12 @@ class Child:
     async def wait_gone(self) -> str:
         """Return how it ended, once nothing of it is left."""
         if not self._obituary:
-            if not self._was_born:  # nobody waited for that long enough
+            if not self._was_awaited:  # nobody waited for that long enough
                 with suppress(EnvError):
                     await self.wait_born()
             died = await self._lifeline.receive(Died)
+            if died is None and self._born is not None and not self._born.error and self.template_over is not None:
+                await self.template_over.wait()
             self._obituary = "its process was lost with the template process" if died is None else _describe(died)
         return self._obituary
 
@@ -157,81 +166,109 @@ def _with_output(text: str, output: str) -> str:
     return f"{text}, after printing:\n{output.strip()}" if output.strip() else text
 
 
-class Template:
-    """The template process of one source; started anew if it dies."""
+class _Life(NamedTuple):
+    """One template process. over: it is gone, with everything that it and its sessions had started."""
 
-    def __init__(self, source: EnvSource) -> None:
-        self._source = source
-        self._control_lock = trio.Lock()  # held to start it, to end it because it died, and to send it something
-        self._process: trio.Process | None = None
-        self._control: trio.socket.SocketType | None = None
+    control: trio.socket.SocketType
+    control_lock: trio.Lock
+    over: trio.Event
+
+
+@dataclass(eq=False)
+class _Restart:
+    done: trio.Event = field(default_factory=trio.Event)
+    error: str = ""
+
+
+class Template:
+    """The template process of one source. One that dies is started anew, by the next session that needs it.
+
+    Its processes live in `nursery`: a session that is cancelled while it waits for a restart does not end it.
+    """
+
+    def __init__(self, source: EnvSource, nursery: trio.Nursery) -> None:
+        self._source, self._nursery = source, nursery
+        self._life: _Life | None = None
+        self._restart: _Restart | None = None
 
     async def start(self) -> None:
         """Raises ConfigError if its source does not load."""
-        async with self._control_lock:
-            await self._running()
+        self._life = await self._nursery.start(self._live)
 
     async def launch(self, child: Child) -> None:
         """Have a session forked. Raises EnvError if that is not possible."""
-        async with self._control_lock:
-            control = await self._running()
-            is_sent = await child.hand_over(control)
+        life = await self._running()
+        child.template_over = life.over
+        async with life.control_lock:
+            is_sent = await child.hand_over(life.control)
         if is_sent and await child.wait_born():
             return
-        async with self._control_lock:
-            if self._control is control:  # the first to notice
-                if not control.is_readable():  # it never says anything, so this would be the end of file
-                    raise EnvError(f"the template process of {self._source.target} has too many open files")
-                await self.stop()  # the next session starts another
+        # It never says anything, so that something to read would be the end of file.
+        if life.control.fileno() != -1 and not life.control.is_readable():
+            raise EnvError(f"the template process of {self._source.target} has too many open files")
+        await life.over.wait()
         raise EnvError(f"the template process of {self._source.target} died while it started a session")
 
-    async def stop(self) -> None:
-        """End it, and with it every session that still runs."""
-        control, self._control = self._control, None
-        if control is not None:
-            control.close()
-        await self._end()
+    async def _running(self) -> _Life:
+        while self._life is None or self._life.over.is_set():
+            if self._restart is None:
+                self._restart = _Restart()
+                self._nursery.start_soon(self._start_again, self._restart)
+            restart = self._restart
+            await restart.done.wait()
+            if restart.error:
+                raise EnvError(f"the template process of {self._source.target} died, and {restart.error}")
+        return self._life
 
-    async def _running(self) -> trio.socket.SocketType:
-        """Its socket."""
-        if self._control is None:
-            try:
-                self._control = await self._start_anew()
-            finally:
-                if self._control is None:
-                    await self._end()
-        return self._control
+    async def _start_again(self, restart: _Restart) -> None:
+        try:
+            await self.start()
+        except (ConfigError, OSError) as error:
+            restart.error = str(error)
+        finally:
+            self._restart = None
+            restart.done.set()
 
-    async def _start_anew(self) -> trio.socket.SocketType:
+    async def _live(self, task_status: trio.TaskStatus[_Life]) -> None:
+        """From the start of one process to after its end. Raises ConfigError."""
         ours, theirs = socket.socketpair()
-        control = trio.socket.from_stdlib_socket(ours)
+        control, over = trio.socket.from_stdlib_socket(ours), trio.Event()
+        mark = f"AGENTRL_JAX_TEMPLATE={uuid.uuid4().hex}"
+        process: trio.Process | None = None
         try:
             with theirs:
-                # In a group of its own: Ctrl-C is for the controller, which then ends its sessions in order.
-                self._process = await trio.lowlevel.open_process(
-                    [sys.executable, "-u", "-c", COMMAND, json.dumps(sys.path)],
-                    stdin=theirs,
-                    stdout=subprocess.DEVNULL,
-                    env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
-                    start_new_session=True,
-                )
-            frames = _Frames(ours)
-            await frames.send(TemplateSetup(target=self._source.target, arguments=self._source.arguments))
-            ready = await frames.receive(TemplateReady)
-            if ready is None or ready.error:
-                cause = ready.error if ready is not None else f"it ended with code {await self._process.wait()}"
-                raise ConfigError(f"the process for {self._source.target} could not make its envs: {cause}")
-        except BaseException:
-            control.close()
-            raise
-        return control
-
-    async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(GONE_DEADLINE_S):
-                await process.wait()
-            process.kill()
+                process = await self._open(theirs, mark)
+            await self._load(_Frames(ours), process)
+            task_status.started(_Life(control, trio.Lock(), over))
             await process.wait()
+        finally:
+            control.close()  # the order to end, with every session that still runs
+            with trio.CancelScope(shield=True):
+                if process is not None:
+                    await self._end(process)
+                await trio.to_thread.run_sync(kill_marked, mark, GONE_DEADLINE_S)
+            over.set()
+
+    async def _open(self, theirs: socket.socket, mark: str) -> trio.Process:
+        name, value = mark.split("=")
+        # In a group of its own: Ctrl-C is for the controller, which then ends its sessions in order.
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-u", "-c", COMMAND, json.dumps(sys.path)],
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, name: value},
+            start_new_session=True,
+        )
+
+    async def _load(self, frames: _Frames, process: trio.Process) -> None:
+        await frames.send(TemplateSetup(target=self._source.target, arguments=self._source.arguments))
+        ready = await frames.receive(TemplateReady)
+        if ready is None or ready.error:
+            cause = ready.error if ready is not None else f"it ended with code {await process.wait()}"
+            raise ConfigError(f"the process for {self._source.target} could not make its envs: {cause}")
+
+    async def _end(self, process: trio.Process) -> None:
+        with trio.move_on_after(GONE_DEADLINE_S):
+            await process.wait()
+        process.kill()
+        await process.wait()

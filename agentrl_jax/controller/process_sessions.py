@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.process_client import GONE_DEADLINE_S, Child, Template
 from agentrl_jax.controller.process_frames import Reply, Request
 from agentrl_jax.controller.sessions import SessionFactory, WithoutQueue
@@ -84,9 +85,9 @@ async def open_process_sessions(source: EnvSource) -> AsyncIterator[SessionFacto
     Raises ConfigError if the system cannot do that or the source does not load.
     """
     check_platform()
-    template = Template(source)
-    try:
-        await template.start()
-        yield lambda task: ProcessSession(template, task)
-    finally:
-        await template.stop()
+    with unwrapped_errors():
+        async with trio.open_nursery() as nursery:
+            template = Template(source, nursery)
+            await template.start()
+            yield lambda task: ProcessSession(template, task)
+            nursery.cancel_scope.cancel()

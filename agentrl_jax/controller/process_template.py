@@ -9,6 +9,10 @@ process that nobody has reaped cannot mean another one) and knows how they ended
     lifeline                 Born; and once the process and all that it started are gone, Died. Its end of file, from
                              the controller's side, is the order to kill: one that no death of the controller can
                              prevent, and that never has to wait.
+
+Should it be killed itself, its sessions die with it, and the controller ends what they had started, which it knows by
+a mark in the environment. Not covered, and only then: a process that emptied or overwrote its environment
+(process_trees.py), and both of them killed at once.
 """
 
 import gc

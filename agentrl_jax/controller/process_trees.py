@@ -1,10 +1,17 @@
-"""Ending processes together with all that they started. On Linux also what left its process group."""
+"""Ending processes together with all that they started. On Linux also what left its process group.
+
+One way finds descendants as children of whoever adopts orphans: nothing escapes it, but whoever adopts must live. The
+other finds them by a mark in their environment, also after all above them are gone: what started with an environment
+that had been emptied, or has overwritten it since (some daemons do, to show a title), escapes it.
+"""
 
 import ctypes
 import os
+import select
 import signal
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -68,3 +75,46 @@ def kill_strays(known: set[int]) -> bool:
         if reaped != strays:
             return False
     return True
+
+
+def kill_marked(mark: str, patience_s: float) -> None:
+    """SIGKILL every process that started with the line `mark` in its environment, until there is none. Linux only.
+
+    Returns once they are gone; patience_s bounds that, for one that the kernel cannot end.
+    """
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        with ExitStack() as stack:
+            marked = _marked(mark, stack)
+            if not marked:
+                return
+            for process in marked:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            for process in marked:
+                _wait_exited(process, deadline)
+
+
+def _marked(mark: str, stack: ExitStack) -> list[int]:
+    """File descriptors, closed by `stack`, of the processes with `mark`: no id among them can come to mean another."""
+    if not _IS_LINUX:
+        return []
+    found = []
+    for path in Path("/proc").glob("[1-9]*/environ"):
+        with suppress(OSError):  # it has ended, or belongs to somebody else
+            if _has_mark(path, mark):
+                process = os.pidfd_open(int(path.parent.name))
+                stack.callback(os.close, process)
+                if _has_mark(path, mark):
+                    found.append(process)
+    return found
+
+
+def _has_mark(environ: Path, mark: str) -> bool:
+    return mark.encode("ascii") in environ.read_bytes().split(b"\0")
+
+
+def _wait_exited(process: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.poll(max(0.0, deadline - time.monotonic()) * 1000)

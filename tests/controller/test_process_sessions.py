@@ -5,9 +5,8 @@ import math
 import os
 import resource
 import signal
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,63 +15,19 @@ import trio.testing
 
 from agentrl_jax.controller.process_sessions import open_process_sessions
 from agentrl_jax.controller.process_trees import children
-from agentrl_jax.controller.sessions import Session, SessionFactory
 from agentrl_jax.env import Action, EnvRegistry, EnvSource, FamilyOptions, Message, ToolCall
 from agentrl_jax.errors import ConfigError, EnvError, EnvTimeout
-from agentrl_jax.types import EpisodeEnd, Task
+from agentrl_jax.types import EpisodeEnd
 from envs import register_all
-
-TASK = Task(env="rogue", split="train", index=0, seed=0)
-
-
-@asynccontextmanager
-async def rogues(**settings: object) -> AsyncIterator[SessionFactory]:
-    """Sessions of rogue envs; afterwards no process and no descriptor may be left."""
-    descriptors, processes = set(os.listdir("/proc/self/fd")), children()
-    source = EnvSource(target="agentrl_jax.testing.rogue_envs:rogue_envs", arguments=settings)
-    async with open_process_sessions(source) as sessions:
-        yield sessions
-    assert children() == processes
-    assert set(os.listdir("/proc/self/fd")) == descriptors
-
-
-@asynccontextmanager
-async def started(sessions: SessionFactory) -> AsyncIterator[Session]:
-    session = sessions(TASK)
-    try:
-        await session.reserve()
-        await session.start()
-        yield session
-    finally:
-        await session.close()
-
-
-async def failure_during(session: Session, kill: Callable[[], Awaitable[None]]) -> str:
-    """What a step fails with while `kill` happens."""
-    failures = []
-
-    async def step() -> None:
-        try:
-            await session.interact(Action())
-        except EnvError as error:
-            failures.append(str(error))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(step)
-        await kill()
-    return failures[0]
-
-
-async def announced(fifo: Path) -> list[int]:
-    return [int(pid) for pid in (await trio.to_thread.run_sync(fifo.read_text)).split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+from tests.controller.rogue_sessions import (
+    TASK,
+    announced,
+    failure_during,
+    is_alive,
+    rogues,
+    started,
+    template_pid,
+)
 
 
 @pytest.fixture
@@ -221,74 +176,6 @@ async def test_killing_one_process_ends_one_episode(fifo: Path) -> None:
             "rogue/train/0/0: step got no answer: its process was killed by SIGKILL"
         )
         assert (await other.interact(Action())).end is None
-
-
-async def test_a_template_that_dies_takes_its_sessions_along_and_is_started_anew(fifo: Path) -> None:
-    async def kill() -> None:
-        await announced(fifo)
-        os.kill(template_pid(), signal.SIGKILL)
-
-    async with rogues(deed="hang", announce=str(fifo)) as sessions:
-        async with started(sessions) as session:
-            assert "lost with the template process" in await failure_during(session, kill)
-        with pytest.raises(EnvError, match="died while it started a session"):
-            async with started(sessions):
-                pass
-        async with started(sessions):
-            pass
-
-
-def template_pid() -> int:
-    (pid,) = (p for p in children() if b"process_template" in Path(f"/proc/{p}/cmdline").read_bytes())
-    return pid
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-async def test_a_session_cancelled_before_its_process_exists_is_closed_like_any_other() -> None:
-    async with rogues() as sessions:
-        session = sessions(TASK)
-        with stopped(template_pid()), trio.move_on_after(0.2) as patience:
-            await session.start()
-        assert patience.cancelled_caught
-        await session.close()
-
-
-async def test_sessions_that_start_while_the_template_is_busy_wait_for_each_other() -> None:
-    async with rogues() as sessions, trio.open_nursery() as nursery:
-        template = sessions(TASK)._template  # type: ignore[attr-defined]
-        template._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # it holds a few requests
-
-        async def play() -> None:
-            async with started(sessions) as session:
-                await session.interact(Action())
-
-        with stopped(template_pid()):
-            for _ in range(20):
-                nursery.start_soon(play)
-            await trio.testing.wait_all_tasks_blocked()
-
-
-async def test_sigterm_of_the_template_ends_all_its_sessions(fifo: Path) -> None:
-    pids = []
-
-    async def kill() -> None:
-        pids.extend(await announced(fifo))
-        os.kill(template_pid(), signal.SIGTERM)
-
-    async with rogues(deed="hang", announce=str(fifo), with_children=True) as sessions:
-        session = sessions(TASK)
-        await session.start()
-        assert "killed by SIGKILL" in await failure_during(session, kill)
-        assert [is_alive(pid) for pid in pids] == [False] * 3
-        await session.close()
 
 
 async def test_a_session_that_nobody_closed_ends_with_the_block(fifo: Path) -> None:
