@@ -75,7 +75,11 @@ def test_env_03_04_05_nothing_outlives_a_controller_that_is_killed_or_interrupte
         pids = [int(pid) for pid in fifo.read_text().split()]
         ends = [os.pidfd_open(pid) for pid in pids]
         controller.send_signal(how)
-        _, errors = controller.communicate(timeout=20)
+        try:
+            _, errors = controller.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            controller.kill()
+            raise
     assert len(pids) == 3
     for end in ends:
         readable, _, _ = select.select([end], [], [], 5.0)
