@@ -16,6 +16,7 @@ _MOST_LOST_FRAC = 0.2
 _MOST_CENSORED_FRAC = 0.05
 _MOST_CANCELLED_FRAC = 0.01
 _MOST_SIGNAL_FREE = 32
+_MOST_FLAT_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class _Seen:
     cancelled_tokens: int = 0
     cancelled_s: float = 0.0
     num_signal_free: int = 0
+    num_flat_steps: int = 0
     newest_error: str = ""
 
 
@@ -61,6 +63,7 @@ class Watch:
     `censoring`: long episodes are lost more often than short ones, by over 5 % with 97.5 % confidence (censoring.py).
     `cancelled`: over 1 % of an env's groups were cancelled as stragglers.
     `no_signal`: dynamic sampling dropped the last 32 or more groups of an env.
+    `constant_rewards`: no group of an env had a signal in the last 3 or more steps that took any.
     """
 
     def __init__(self) -> None:
@@ -77,6 +80,8 @@ class Watch:
         for group in consumed:
             self._ended(group).num_signal_free = 0
             self._last.pop(("no_signal", group.task.env), None)
+        for env in {group.task.env for group in consumed}:
+            self._count_flat(env, any(group.has_signal for group in consumed if group.task.env == env))
         for group in cancelled:
             self._cancelled(group)
         return tuple(warning for env, seen in self._envs.items() for warning in self._warnings(env, seen))
@@ -87,6 +92,7 @@ class Watch:
             ("censoring", seen.num_episodes, _censoring_text(env, seen)),
             ("cancelled", seen.num_cancelled, _cancelled_text(env, seen)),
             ("no_signal", seen.num_signal_free, _no_signal_text(env, seen)),
+            ("constant_rewards", seen.num_flat_steps, _constant_rewards_text(env, seen)),
         )
         found = []
         for name, weight, text in candidates:
@@ -105,6 +111,12 @@ class Watch:
             if trajectory.end.is_infrastructure and trajectory.error:
                 seen.newest_error = trajectory.error
         return seen
+
+    def _count_flat(self, env: str, has_signal: bool) -> None:
+        seen = self._envs[env]
+        seen.num_flat_steps = 0 if has_signal else seen.num_flat_steps + 1
+        if has_signal:
+            self._last.pop(("constant_rewards", env), None)
 
     def _cancelled(self, group: Group) -> None:
         seen = self._envs.setdefault(group.task.env, _Seen())
@@ -154,4 +166,14 @@ def _no_signal_text(env: str, seen: _Seen) -> str:
     return (
         f"dynamic sampling dropped the newest {seen.num_signal_free} groups of {env!r}: none had a signal. It takes "
         "rollouts and teaches nothing; take easier or harder tasks, or leave it out"
+    )
+
+
+def _constant_rewards_text(env: str, seen: _Seen) -> str:
+    if seen.num_flat_steps < _MOST_FLAT_STEPS:
+        return ""
+    return (
+        f"no group of {env!r} had a signal in its last {seen.num_flat_steps} steps: all members of each got the same "
+        "reward, so that nothing was learnt from them. If they fail, take easier tasks or a longer warm-up; if they "
+        "succeed, take harder ones"
     )

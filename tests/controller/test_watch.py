@@ -43,7 +43,7 @@ def test_over_a_fifth_lost_to_the_infrastructure() -> None:
 
 
 def test_a_warning_comes_again_once_its_reason_has_doubled() -> None:
-    watch, groups = Watch(), [make_group(1.0, LOST)] * 25
+    watch, groups = Watch(), [make_group(1.0, 0.0, LOST, LOST)] * 12 + [make_group(LOST, LOST)]
     told = [len(watch.observe(groups, [], [])) for _ in range(8)]
     assert told == [1, 1, 0, 1, 0, 0, 0, 1]  # at 50, 100, 200 and 400 episodes
 
