@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
+FAST := not slow and not soak and not torch and not sglang and not agentrl and not mariadb and not docker and not bfcl and not chromium
 
 .PHONY: install check test test-services soak quickstart gpu-check clean
 
@@ -31,7 +32,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(PYTEST) -n $(WORKERS) -m "not slow and not soak and not torch"
+	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
 # What needs more than the base installation or more than seconds: torch parity, real training runs.
 SERVICES := .venv-services/.installed

@@ -143,11 +143,15 @@ class EnvFamily(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyOptions:
-    """What a family is made from. data: folder of real task data, or None for the family's own generator."""
+    """What a family is made from. data: folder of real task data, or None for the family's own generator.
+
+    upstream_compat: reproduce the published environments' faults too, to compare with published results.
+    """
 
     seed: int = 0
     data: Path | None = None
     level: int = 1
+    upstream_compat: bool = False
 
 
 FamilyFactory = Callable[[FamilyOptions], EnvFamily]
@@ -181,10 +185,13 @@ def import_function(target: str) -> Any:
     return found
 
 
-def family_envs(target: str, seed: int, level: int, data: str | None) -> Callable[[Task], Env]:
+def family_envs(
+    target: str, seed: int, level: int, data: str | None, upstream_compat: bool = False
+) -> Callable[[Task], Env]:
     """The envs of the family that `target` makes: what `EnvRegistry.source` names."""
     factory: FamilyFactory = import_function(target)
-    return factory(FamilyOptions(seed=seed, level=level, data=None if data is None else Path(data))).make
+    folder = None if data is None else Path(data)
+    return factory(FamilyOptions(seed=seed, level=level, data=folder, upstream_compat=upstream_compat)).make
 
 
 @dataclass
@@ -206,7 +213,13 @@ class EnvRegistry:
     def source(self, name: str, options: FamilyOptions) -> EnvSource:
         """Where another process gets the envs of `make(name, options)` from."""
         data = None if options.data is None else str(options.data.resolve())
-        arguments = {"target": self._target(name), "seed": options.seed, "level": options.level, "data": data}
+        arguments = {
+            "target": self._target(name),
+            "seed": options.seed,
+            "level": options.level,
+            "data": data,
+            "upstream_compat": options.upstream_compat,
+        }
         return EnvSource(target=f"{__name__}:{family_envs.__name__}", arguments=arguments)
 
     def _target(self, name: str) -> str:
