@@ -1,6 +1,6 @@
 """`TrainConfig`: everything a training run is made of, composed from the configs of its parts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
-from agentrl_jax.controller.session_kinds import SessionKind
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
+from agentrl_jax.env import EnvFamily, SessionKind, traits_of
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig, LoraConfig
@@ -43,6 +43,10 @@ class TrainConfig:
     """Folder of real task data; without it every environment generates its own tasks"""
     level: int = 1
     """Difficulty of the tasks"""
+    eval_set: Mapping[str, str] = field(default_factory=dict)
+    """Named data set that the held-out tasks are, by environment, such as `alfworld valid_unseen`"""
+    upstream_compat: bool = False
+    """Let environments reproduce the faults of the published ones too, to compare with published results"""
     limit: int | None = None
     """Train on at most so many tasks of each environment, the first ones (default: all of them)"""
     model: Path | None = None
@@ -66,8 +70,9 @@ class TrainConfig:
     """Everything random is derived from it"""
     max_turns: int | None = None
     """Turns of an episode at the most (default: the environment's own limit)"""
-    session_kind: SessionKind = "thread"
-    """Where an episode's environment runs: on a thread, or in a process of its own that can be killed if it hangs"""
+    session_kind: SessionKind | None = None
+    """Where an episode's environment runs: on a thread, or in a process of its own that can be killed if it hangs
+    (default: what each environment declares that it needs)"""
     task_session_kind: Mapping[str, SessionKind] = field(default_factory=dict)
     """The same by environment, where it differs"""
     max_context_tokens: int | None = None
@@ -155,6 +160,7 @@ class TrainConfig:
         by_task = {
             "--rollout.task-max-staleness": self.rollout.task_max_staleness,
             "--task-session-kind": self.task_session_kind,
+            "--eval-set": self.eval_set,
         }
         for flag, settings in by_task.items():
             strangers = sorted(set(settings) - set(self.env_names))
@@ -217,10 +223,12 @@ class TrainConfig:
     def env_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.tasks.split(",") if name.strip())
 
-    @property
-    def session_kinds(self) -> dict[str, SessionKind]:
-        """By environment."""
-        return {name: self.task_session_kind.get(name, self.session_kind) for name in self.env_names}
+    def session_kinds(self, families: Iterable[EnvFamily]) -> dict[str, SessionKind]:
+        """By environment: what a flag says, else what the family declares."""
+        return {
+            family.name: self.task_session_kind.get(family.name) or self.session_kind or traits_of(family).session_kind
+            for family in families
+        }
 
     @property
     def has_warm_up(self) -> bool:
@@ -256,6 +264,8 @@ _FIXED = (
     "recipe",
     "tasks",
     "level",
+    "eval_set",
+    "upstream_compat",
     "limit",
     "seed",
     "model",

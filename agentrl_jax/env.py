@@ -7,8 +7,9 @@ answers with messages. A family is a data set of tasks together with the way to 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -17,6 +18,8 @@ from agentrl_jax.errors import ConfigError, EnvError, RecordError
 from agentrl_jax.types import EpisodeEnd, Split, Task
 
 Role = Literal["system", "user", "assistant", "tool"]
+SessionKind = Literal["thread", "process"]
+"""Where an env runs: on a thread, or in a process of its own."""
 Json = Mapping[str, Any]
 
 
@@ -75,17 +78,23 @@ class StepResult:
     end: None while the episode goes on; else why it ended: COMPLETED, or a policy-caused reason.
     reward: of this step alone; the episode's is the sum over its steps. One that is not finite raises EnvError:
       scoring failed, and the policy is not to blame.
+    metrics: other figures of this step for those who read results, such as a `score` that is finer than the reward;
+      nothing is learnt from them. They must be finite too.
     """
 
     messages: tuple[Message, ...]
     reward: float = 0.0
     end: EpisodeEnd | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.end is not None and self.end.is_infrastructure:
             raise RecordError(f"an env cannot end its own episode as {self.end.value}; raise EnvError instead")
         if not math.isfinite(self.reward):
             raise EnvError(f"a step's reward must be finite, the env gave {self.reward}")
+        for name, value in self.metrics.items():
+            if not math.isfinite(value):
+                raise EnvError(f"a step's metrics must be finite, the env gave {name} = {value}")
 
 
 class Env(Protocol):
@@ -108,7 +117,8 @@ class Env(Protocol):
 class EnvFamily(Protocol):
     """A data set of tasks of one kind.
 
-    name: what `--tasks` and metrics call it. max_turns: its usual limit.
+    name: what `--tasks` and metrics call it. max_turns: its usual limit. A family that needs more than a thread, or
+    has data sets with names of their own, says so in an attribute `traits` (see `FamilyTraits`).
     """
 
     @property
@@ -142,16 +152,50 @@ class EnvFamily(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyTraits:
+    """What a family declares about itself beyond the protocol.
+
+    session_kind: "thread" if its envs may run on threads beside each other; "process" if each needs a process of its
+      own that can be killed, because it may hang, crash, or keep state in globals.
+    needs_sandbox: its envs carry out what the policy writes, and need `envs.sandbox` for it.
+    services: what must run beside the envs, by name, such as "mariadb"; empty: nothing.
+    reward_range: the least and the greatest reward of an episode.
+    data_sets: names that `FamilyOptions.eval_set` may have with the options that this family was made from.
+    """
+
+    session_kind: SessionKind = "thread"
+    needs_sandbox: bool = False
+    services: tuple[str, ...] = ()
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    data_sets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        low, high = self.reward_range
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ConfigError(f"a reward range needs two finite numbers in order, got {self.reward_range}")
+
+
+def traits_of(family: EnvFamily) -> FamilyTraits:
+    """What `family` declares; the defaults if it declares nothing."""
+    traits = getattr(family, "traits", FamilyTraits())
+    if not isinstance(traits, FamilyTraits):
+        raise ConfigError(f"{family.name}: expected traits to be FamilyTraits, got {traits!r}")
+    return traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyOptions:
     """What a family is made from. data: folder of real task data, or None for the family's own generator.
 
     upstream_compat: reproduce the published environments' faults too, to compare with published results.
+    eval_set: the named data set that the eval split is; None: the family's choice. No task of it is in training.
     """
 
     seed: int = 0
     data: Path | None = None
     level: int = 1
     upstream_compat: bool = False
+    eval_set: str | None = None
 
 
 FamilyFactory = Callable[[FamilyOptions], EnvFamily]
@@ -185,13 +229,14 @@ def import_function(target: str) -> Any:
     return found
 
 
-def family_envs(
-    target: str, seed: int, level: int, data: str | None, upstream_compat: bool = False
-) -> Callable[[Task], Env]:
-    """The envs of the family that `target` makes: what `EnvRegistry.source` names."""
+def family_envs(target: str, data: str | None, **options: Any) -> Callable[[Task], Env]:
+    """The envs of the family that `target` makes: what `EnvRegistry.source` names. options: of `FamilyOptions`."""
     factory: FamilyFactory = import_function(target)
-    folder = None if data is None else Path(data)
-    return factory(FamilyOptions(seed=seed, level=level, data=folder, upstream_compat=upstream_compat)).make
+    return factory(FamilyOptions(data=None if data is None else Path(data), **options)).make
+
+
+ENTRY_POINTS = "agentrl_jax.envs"
+"""The entry point group in which installed packages name families: `name = "module:function"`."""
 
 
 @dataclass
@@ -205,20 +250,34 @@ class EnvRegistry:
             raise ConfigError(f"environment {name!r} is registered twice: {self.entries[name]} and {target}")
         self.entries[name] = target
 
+    def register_installed(self) -> None:
+        """Register what installed packages name in the entry point group `ENTRY_POINTS`. Raises ConfigError for a
+        name that is taken, with the package that wants it."""
+        for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+            try:
+                self.register(entry.name, entry.value)
+            except ConfigError as error:
+                package = "an installed package" if entry.dist is None else f"the installed package {entry.dist.name}"
+                raise ConfigError(f"{package}: {error}") from error
+
     def make(self, name: str, options: FamilyOptions) -> EnvFamily:
-        """Raises ConfigError for an unknown name, and whatever the family refuses."""
+        """Raises ConfigError for an unknown name or data set, and whatever the family refuses."""
         factory: FamilyFactory = import_function(self._target(name))
-        return factory(options)
+        family = factory(options)
+        known = traits_of(family).data_sets
+        if options.eval_set is not None and options.eval_set not in known:
+            raise ConfigError(
+                f"environment {name} has no data set {options.eval_set!r} with these options: "
+                f"known ones are {', '.join(known) or 'none'}"
+            )
+        return family
 
     def source(self, name: str, options: FamilyOptions) -> EnvSource:
         """Where another process gets the envs of `make(name, options)` from."""
-        data = None if options.data is None else str(options.data.resolve())
         arguments = {
             "target": self._target(name),
-            "seed": options.seed,
-            "level": options.level,
-            "data": data,
-            "upstream_compat": options.upstream_compat,
+            **asdict(options),
+            "data": None if options.data is None else str(options.data.resolve()),
         }
         return EnvSource(target=f"{__name__}:{family_envs.__name__}", arguments=arguments)
 

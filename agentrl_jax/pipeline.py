@@ -113,7 +113,7 @@ async def _train(
             else:
                 prepared = await trio.to_thread.run_sync(prepare, config, families, run.model_folder, say)
             run.write_config(prepared.config.to_json())
-            kinds, max_threads = config.session_kinds, config.engine.num_slots
+            kinds, max_threads = config.session_kinds(families), config.engine.num_slots
             async with open_sessions(families, kinds, sources, max_threads=max_threads) as sessions:
                 result = await _Training(prepared, families, sessions, mesh, run, survival, say, stop).run()
             nursery.cancel_scope.cancel()

@@ -4,6 +4,10 @@ from agentrl_jax.env import EnvRegistry
 
 
 def register_all(registry: EnvRegistry) -> None:
-    """Register every family of this package. Raises ConfigError for a name that is taken."""
+    """Register every family of this package, and those of installed packages (entry points `agentrl_jax.envs`).
+
+    Raises ConfigError for a name that is taken.
+    """
     registry.register("alfworld", "envs.alfworld:family")
     registry.register("kg", "envs.knowledge_graph:family")
+    registry.register_installed()

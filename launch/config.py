@@ -1,7 +1,7 @@
 """The command line: checks that come before any device is touched, and the parsing of one frozen config."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -113,19 +113,19 @@ def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
     registry = _registry()
-    return tuple(registry.make(name, _options(config)) for name in config.env_names)
+    return tuple(registry.make(name, _options(config, name)) for name in config.env_names)
 
 
-def env_sources(config: TrainConfig) -> dict[str, EnvSource]:
-    """What the processes of families with `session_kind = process` make their envs from, by name.
+def env_sources(config: TrainConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:
+    """What the processes of families that run in processes make their envs from, by name.
 
     Raises ConfigError if this system cannot run envs in processes.
     """
-    names = [name for name, kind in config.session_kinds.items() if kind == "process"]
+    names = [name for name, kind in config.session_kinds(families).items() if kind == "process"]
     if names:
         check_platform()
     registry = _registry()
-    return {name: registry.source(name, _options(config)) for name in names}
+    return {name: registry.source(name, _options(config, name)) for name in names}
 
 
 def _registry() -> EnvRegistry:
@@ -134,8 +134,14 @@ def _registry() -> EnvRegistry:
     return registry
 
 
-def _options(config: TrainConfig) -> FamilyOptions:
-    return FamilyOptions(seed=config.seed, data=config.data, level=config.level)
+def _options(config: TrainConfig, name: str) -> FamilyOptions:
+    return FamilyOptions(
+        seed=config.seed,
+        data=config.data,
+        level=config.level,
+        upstream_compat=config.upstream_compat,
+        eval_set=config.eval_set.get(name),
+    )
 
 
 def printer() -> Callable[[str], None]:

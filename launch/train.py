@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, changes = parse_training(arguments, program=PROGRAM)
     try:
         config, families = _check(config)
-        return _run(config, changes, families, env_sources(config))
+        return _run(config, changes, families, env_sources(config, families))
     except ConfigError as error:
         refuse(error, program=PROGRAM)
 

@@ -2,16 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal
 
 import trio
 
 from agentrl_jax.controller.process_sessions import open_process_sessions
 from agentrl_jax.controller.sessions import SessionFactory, thread_sessions
-from agentrl_jax.env import EnvFamily, EnvSource
+from agentrl_jax.env import EnvFamily, EnvSource, SessionKind
 from agentrl_jax.errors import ConfigError
-
-SessionKind = Literal["thread", "process"]
 
 
 @asynccontextmanager
