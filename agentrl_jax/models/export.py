@@ -1,52 +1,28 @@
 """Params to host tensors under Hugging Face's names, and for engines to buckets of them.
 
-At most one bucket is on the host at a time, whatever the model's size. No transport here.
+The devices un-stack and cast; a bucket is gathered while the one before it is being sent, so that at most two are on
+the host, whatever the model's size. No transport here.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from functools import cache
 from math import prod
 from typing import Any, Literal, TypeAlias
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.models.buckets import HostBucket, HostTensor, checksum
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.families import hf_entries, param_specs
 from agentrl_jax.models.params import check_params, leaf_at
-from agentrl_jax.models.specs import HostArray
+from agentrl_jax.models.specs import HostArray, ParamSpec
 
 ExportDType: TypeAlias = Literal["float32", "bfloat16"]
 
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostTensor:
-    """A C-contiguous array in Hugging Face's layout; checksum: hex of 64 bits of BLAKE2b over its bytes."""
-
-    name: str
-    array: HostArray
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostBucket:
-    """Tensors that are sent together; at least one."""
-
-    tensors: tuple[HostTensor, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.array.nbytes for tensor in self.tensors)
-
-
-def checksum(array: HostArray) -> str:
-    """Return 16 hex digits over the array's bytes in C order."""
-    # The view as bytes gives hashlib a buffer also for bfloat16, which has no buffer format of its own.
-    return blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=8).hexdigest()
 
 
 def export_buckets(
@@ -66,23 +42,64 @@ def export_buckets(
 def _fill_buckets(
     params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType, bucket_bytes: int
 ) -> Iterator[HostBucket]:
-    pending: list[HostTensor] = []
+    groups = _group(config, dtype, bucket_bytes)
+    ahead = _begin(params, groups[0], dtype)
+    for number, group in enumerate(groups):
+        begun = ahead
+        if number + 1 < len(groups):  # the devices gather it while the caller sends this one
+            ahead = _begin(params, groups[number + 1], dtype)
+        arrays = [spec.to_hf(np.asarray(array)) for (_, spec, _), array in zip(group, begun, strict=True)]
+        yield HostBucket(
+            tensors=tuple(
+                HostTensor(name=name, array=array, checksum=checksum(array))
+                for (name, _, _), array in zip(group, arrays, strict=True)
+            )
+        )
+
+
+_Entry: TypeAlias = tuple[str, ParamSpec, int | None]
+
+
+def _group(config: ModelConfig, dtype: ExportDType, bucket_bytes: int) -> list[list[_Entry]]:
+    groups: list[list[_Entry]] = [[]]
     size = 0
-    for name, array in host_tensors(params, config, dtype):
-        if pending and size + array.nbytes > bucket_bytes:
-            yield HostBucket(tensors=tuple(pending))
-            pending, size = [], 0
-        pending.append(HostTensor(name=name, array=array, checksum=checksum(array)))
-        size += array.nbytes
-    yield HostBucket(tensors=tuple(pending))
+    for name, spec, layer in hf_entries(config):
+        num_bytes = prod(spec.hf_shape) * DTYPES[dtype].itemsize
+        if groups[-1] and size + num_bytes > bucket_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append((name, spec, layer))
+        size += num_bytes
+    return groups
+
+
+def _begin(params: Mapping[str, Any], group: list[_Entry], dtype: ExportDType) -> list[Any]:
+    """Start to un-stack, cast and copy to the host; `np.asarray` of what is returned waits for it."""
+    return [_begin_one(leaf_at(params, spec.path), layer, dtype) for _, spec, layer in group]
+
+
+def _begin_one(leaf: Any, layer: int | None, dtype: ExportDType) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return (leaf if layer is None else leaf[layer]).astype(DTYPES[dtype], copy=False)
+    part = _cast(dtype)(leaf) if layer is None else _cast_layer(dtype)(leaf, layer)
+    part.copy_to_host_async()
+    return part
+
+
+@cache
+def _cast(dtype: ExportDType) -> Any:
+    return jax.jit(lambda leaf: leaf.astype(DTYPES[dtype]))
+
+
+@cache
+def _cast_layer(dtype: ExportDType) -> Any:
+    return jax.jit(lambda leaf, layer: leaf[layer].astype(DTYPES[dtype]))
 
 
 def host_tensors(params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType) -> Iterator[tuple[str, HostArray]]:
     """Yield (Hugging Face's name, C-contiguous array in `dtype`) of every tensor, in their order."""
     for name, spec, layer in hf_entries(config):
-        leaf = leaf_at(params, spec.path)
-        array = np.asarray(leaf if layer is None else leaf[layer])
-        yield name, spec.to_hf(array.astype(DTYPES[dtype], copy=False))
+        yield name, spec.to_hf(np.asarray(_begin_one(leaf_at(params, spec.path), layer, dtype)))
 
 
 def export_bytes(config: ModelConfig, *, dtype: ExportDType) -> int:
