@@ -1,0 +1,354 @@
+"""gRPC's bidirectional streams over HTTP/2 without TLS, either side: h2 over a trio stream.
+
+Messages are framed by 5 bytes (not compressed, length) and flow-controlled both ways: whoever does not read stops the
+other side, not this process. One task reads a connection and one writes it, so that a caller who is cancelled leaves
+no half of a frame behind.
+
+Needs the package `h2` (extra `serve`).
+"""
+
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+from urllib.parse import quote, unquote
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+import trio
+
+from agentrl_jax.errors import AgentRLError
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client of HTTP/2 says first."""
+
+OK, UNKNOWN, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 0, 2, 8, 12, 16
+"""Status codes of gRPC."""
+
+_HEADER = struct.Struct(">BI")
+_CHUNK_BYTES = 65_536
+_WINDOW_BYTES = 4 << 20
+_LAST_WORDS_S = 1.0
+"""For telling the other side why its connection is closed."""
+_GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class GrpcError(AgentRLError):
+    """A stream ended before its end: the connection broke, or the other side said why."""
+
+
+class GrpcRefusal(Exception):
+    """Why a call is answered with an error: gRPC's status code and a sentence."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class GrpcStream:
+    """One call. One task at a time sends, one receives.
+
+    headers: what the other side opened it with; on the client's side empty.
+    """
+
+    def __init__(self, connection: "_Connection", stream_id: int, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self._connection, self._id = connection, stream_id
+        self._buffer = bytearray()
+        self._is_ended = False
+        self._error = ""
+        self._news = trio.Event()
+        self._num_unread = 0  # flow-controlled bytes that the other side has not been told were read
+
+    async def send(self, message: bytes) -> None:
+        """Send one message. Raises GrpcError if the stream is over; a cancelled one may leave it useless."""
+        await self._connection.send_data(self._id, _HEADER.pack(0, len(message)) + message)
+
+    async def receive(self, *, max_bytes: int) -> bytes | None:
+        """The next message; None after the last. Raises GrpcError if the stream breaks off or a message is refused."""
+        while not self._has_message(max_bytes):
+            if self._error:
+                raise GrpcError(self._error)
+            if self._is_ended:
+                if self._buffer:
+                    raise GrpcError("the stream ended within a message")
+                return None
+            self._news = trio.Event()
+            self._acknowledge()
+            await self._news.wait()
+        _, length = _HEADER.unpack_from(self._buffer)
+        message = bytes(memoryview(self._buffer)[_HEADER.size : _HEADER.size + length])
+        del self._buffer[: _HEADER.size + length]
+        self._acknowledge()
+        return message
+
+    def _acknowledge(self) -> None:
+        taken, self._num_unread = self._num_unread, 0
+        self._connection.acknowledge(self._id, taken)
+
+    def _has_message(self, max_bytes: int) -> bool:
+        if len(self._buffer) < _HEADER.size:
+            return False
+        is_compressed, length = _HEADER.unpack_from(self._buffer)
+        if is_compressed:
+            raise GrpcError("expected an uncompressed message, got a compressed one")
+        if length > max_bytes:
+            raise GrpcError(f"a message may have {max_bytes} bytes, got one of {length}")
+        return len(self._buffer) - _HEADER.size >= int(length)
+
+    def raise_error(self) -> None:
+        """Raise GrpcError if the stream is over, or broken."""
+        if self._error:
+            raise GrpcError(self._error)
+
+    def fed(self, data: bytes, flow_bytes: int) -> None:
+        """Bytes have come; told by the connection."""
+        self._buffer += data
+        self._num_unread += flow_bytes
+        self._news.set()
+
+    def ended(self, error: str = "") -> None:
+        """No more will come; told by the connection."""
+        self._is_ended = True
+        self._error = self._error or error
+        self._news.set()
+
+
+ServeStream = Callable[[GrpcStream], Awaitable[None]]
+"""Serves one call to its end. Raises GrpcRefusal to answer with an error."""
+
+
+class _Connection:
+    """What h2 knows of one TCP connection, and the streams on it."""
+
+    def __init__(self, stream: trio.abc.Stream, *, is_client: bool) -> None:
+        self._stream = stream
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=is_client, header_encoding="utf-8"))
+        self.h2.local_settings = h2.settings.Settings(client=is_client, initial_values=_settings(is_client))
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(4 * _WINDOW_BYTES)
+        self.streams: dict[int, GrpcStream] = {}
+        self.on_opened: Callable[[GrpcStream, int], None] | None = None
+        self._room: dict[int, trio.Event] = {}
+        self._to_write, self._written = trio.Event(), trio.Event()
+        self._is_broken = False
+
+    async def write(self) -> None:
+        """Write what h2 has to say, until the connection breaks."""
+        while True:
+            self._to_write = trio.Event()
+            data = self.h2.data_to_send()
+            try:
+                if data:
+                    await self._stream.send_all(data)
+                    continue
+            except _GONE:
+                self._is_broken = True
+            self._written.set()
+            if self._is_broken:
+                return
+            await self._to_write.wait()
+
+    async def read(self, received: bytes = b"") -> str:
+        """Take in what comes, until there is no more; return why."""
+        while True:
+            if received:
+                try:
+                    events = self.h2.receive_data(received)
+                except h2.exceptions.ProtocolError as error:
+                    self.flush()
+                    return f"the other side does not speak HTTP/2: {error or type(error).__name__}"
+                for event in events:
+                    if isinstance(event, h2.events.ConnectionTerminated):
+                        return f"the other side ended the connection (code {event.error_code})"
+                    self._handle(event)
+                self.flush()
+            try:
+                received = bytes(await self._stream.receive_some(_CHUNK_BYTES))
+            except _GONE as error:
+                return f"the connection broke: {error or type(error).__name__}"
+            if not received:
+                return "the other side closed the connection"
+
+    def flush(self) -> None:
+        """Let the writer write."""
+        self._to_write.set()
+
+    async def wait_written(self) -> None:
+        """Return once nothing is left to write, or nobody to read it."""
+        self._written = trio.Event()
+        self.flush()
+        if not self._is_broken:
+            await self._written.wait()
+
+    async def send_data(self, stream_id: int, data: bytes) -> None:
+        """Send `data` in frames, as the other side's windows permit. Raises GrpcError if the stream is over."""
+        view = memoryview(data)
+        while view:
+            stream = self.streams.get(stream_id)
+            if stream is None:
+                raise GrpcError("the stream is over")
+            stream.raise_error()
+            with _said_as_grpc_error():
+                room = min(self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size, len(view))
+                if room > 0:
+                    self.h2.send_data(stream_id, bytes(view[:room]))
+            if room > 0:
+                view = view[room:]
+                self.flush()
+            else:
+                await self._room.setdefault(stream_id, trio.Event()).wait()
+        await trio.lowlevel.checkpoint()
+
+    def acknowledge(self, stream_id: int, num_bytes: int) -> None:
+        """Give the other side room for so many bytes more."""
+        if num_bytes:
+            with suppress(h2.exceptions.ProtocolError):  # the connection is over
+                self.h2.acknowledge_received_data(num_bytes, stream_id)
+            self.flush()
+
+    def _handle(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.RequestReceived):
+            self._opened(event)
+        elif isinstance(event, h2.events.DataReceived):
+            self._received(event)
+        elif isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
+            self._answered(event)
+        elif isinstance(event, h2.events.StreamEnded):
+            self._end(event.stream_id, "")
+        elif isinstance(event, h2.events.StreamReset):
+            self._end(event.stream_id, f"the other side reset the stream (code {event.error_code})")
+        elif isinstance(event, h2.events.WindowUpdated):
+            self._wake(event.stream_id or 0)
+        elif isinstance(event, h2.events.RemoteSettingsChanged):
+            self._wake(0)
+
+    def _opened(self, event: h2.events.RequestReceived) -> None:
+        if self.on_opened is not None:
+            headers = {str(name): str(value) for name, value in event.headers or []}
+            stream = self.streams[event.stream_id] = GrpcStream(self, event.stream_id, headers)
+            self.on_opened(stream, event.stream_id)
+
+    def _received(self, event: h2.events.DataReceived) -> None:
+        stream, flow_bytes = self.streams.get(event.stream_id), event.flow_controlled_length or 0
+        if stream is not None:
+            stream.fed(bytes(event.data or b""), flow_bytes)
+        else:  # of a stream that is over here; its bytes still count against the whole connection
+            self.acknowledge(event.stream_id, flow_bytes)
+
+    def _answered(self, event: h2.events.TrailersReceived | h2.events.ResponseReceived) -> None:
+        headers = {str(name): str(value) for name, value in event.headers or []}
+        status, code = headers.get(":status", "200"), headers.get("grpc-status", "0")
+        if status != "200" or code != "0":
+            message = unquote(headers.get("grpc-message", ""))
+            self._end(event.stream_id, f"refused with HTTP {status}, gRPC {code}: {message}")
+
+    def _end(self, stream_id: int, error: str) -> None:
+        if stream_id in self.streams:
+            self.streams[stream_id].ended(error)
+        if error:
+            self._wake(stream_id)
+
+    def _wake(self, stream_id: int) -> None:
+        """Have senders look at their window again; 0: all of them."""
+        for waiting in [stream_id] if stream_id else list(self._room):
+            if waiting in self._room:
+                self._room.pop(waiting).set()
+
+    def forget(self, stream_id: int) -> None:
+        """The stream is over here."""
+        stream = self.streams.pop(stream_id, None)
+        if stream is not None:
+            stream.ended("the stream is over")
+        self._wake(stream_id)
+
+    def close(self, error: str) -> None:
+        """Every stream ends with `error`."""
+        for stream_id in list(self.streams):
+            self._end(stream_id, error)
+
+
+def _settings(is_client: bool) -> dict[h2.settings.SettingCodes, int]:
+    codes = h2.settings.SettingCodes
+    settings = {
+        codes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES,
+        codes.MAX_CONCURRENT_STREAMS: 64,
+        codes.MAX_HEADER_LIST_SIZE: 32_768,
+    }
+    return {**settings, codes.ENABLE_PUSH: 0} if is_client else settings
+
+
+@contextmanager
+def _said_as_grpc_error() -> Iterator[None]:
+    try:
+        yield
+    except h2.exceptions.ProtocolError as error:
+        raise GrpcError(f"the stream is over: {error or type(error).__name__}") from error
+
+
+async def serve_http2(stream: trio.abc.Stream, serve: ServeStream, *, received: bytes = b"") -> None:
+    """Serve the calls of one connection until either side ends it. received: what has been read of it already."""
+    connection = _Connection(stream, is_client=False)
+    try:
+        async with trio.open_nursery() as nursery:
+            connection.on_opened = lambda call, id_: nursery.start_soon(_serve_call, connection, call, id_, serve)
+            nursery.start_soon(connection.write)
+            connection.close(await connection.read(received))
+            with trio.move_on_after(_LAST_WORDS_S):
+                await connection.wait_written()
+            nursery.cancel_scope.cancel()
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+async def _serve_call(connection: _Connection, call: GrpcStream, stream_id: int, serve: ServeStream) -> None:
+    headers = [(":status", "200"), ("content-type", "application/grpc")]
+    code, message = OK, ""
+    try:
+        with suppress(h2.exceptions.ProtocolError):
+            connection.h2.send_headers(stream_id, headers)
+            connection.flush()
+        await serve(call)
+    except GrpcRefusal as refusal:
+        code, message = refusal.code, str(refusal)
+    except GrpcError as error:
+        code, message = UNKNOWN, str(error)
+    finally:
+        trailers = [("grpc-status", str(code)), ("grpc-message", quote(message, safe=" "))]
+        with suppress(h2.exceptions.ProtocolError):  # it is over already
+            connection.h2.send_headers(stream_id, trailers, end_stream=True)
+            connection.flush()
+        connection.forget(stream_id)
+
+
+@asynccontextmanager
+async def open_grpc_call(stream: trio.abc.Stream, path: str, *, authority: str) -> AsyncIterator[GrpcStream]:
+    """One bidirectional call of `path` over a connection of its own, which the block's end closes."""
+    connection = _Connection(stream, is_client=True)
+    headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", authority),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+    stream_id = connection.h2.get_next_available_stream_id()
+    call = connection.streams[stream_id] = GrpcStream(connection, stream_id, {})
+    connection.h2.send_headers(stream_id, headers)
+
+    async def read() -> None:
+        connection.close(await connection.read())
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.write)
+            nursery.start_soon(read)
+            yield call
+            nursery.cancel_scope.cancel()
+    finally:
+        await trio.aclose_forcefully(stream)

@@ -1,0 +1,140 @@
+"""gRPC streams over HTTP/2: both of our sides against each other, in memory."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, memory_stream_pair
+
+from agentrl_jax.controller.wire_http2 import (
+    PREFACE,
+    RESOURCE_EXHAUSTED,
+    GrpcError,
+    GrpcRefusal,
+    GrpcStream,
+    open_grpc_call,
+    serve_http2,
+)
+from agentrl_jax.testing.virtual import run_virtual
+
+LIMIT = 1 << 20
+Serve = Callable[[GrpcStream], Awaitable[None]]
+
+
+async def echo(call: GrpcStream) -> None:
+    while (message := await call.receive(max_bytes=LIMIT)) is not None:
+        await call.send(message)
+
+
+@asynccontextmanager
+async def calling(serve: Serve, path: str = "/service/Method") -> AsyncIterator[GrpcStream]:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http2, theirs, serve)
+        async with open_grpc_call(ours, path, authority="host:1") as call:
+            yield call
+
+
+async def test_messages_come_back_whole_and_in_order() -> None:
+    # Larger than a frame, than the peer's first window, and empty.
+    sizes = [0, 1, 16_384, 65_535, 70_000, 300_000, 5]
+    async with calling(echo) as call:
+        for number, size in enumerate(sizes):
+            await call.send(bytes([number]) * size)
+            assert await call.receive(max_bytes=LIMIT) == bytes([number]) * size
+
+
+async def test_a_server_sees_the_path() -> None:
+    seen = []
+
+    async def serve(call: GrpcStream) -> None:
+        seen.append((call.headers[":path"], call.headers["content-type"]))
+        await echo(call)
+
+    async with calling(serve, "/a/B") as call:
+        await call.send(b"x")
+        await call.receive(max_bytes=9)
+    assert seen == [("/a/B", "application/grpc")]
+
+
+async def test_whoever_does_not_read_stops_the_other_side(autojump_clock: MockClock) -> None:
+    num_sent = 0
+
+    async def serve(call: GrpcStream) -> None:
+        await trio.sleep(100)
+        await echo(call)
+
+    async with calling(serve) as call:
+        with trio.move_on_after(50):
+            for _ in range(100):
+                await call.send(bytes(1 << 19))
+                num_sent += 1
+    assert 0 < num_sent < 50
+
+
+async def test_a_refusal_has_its_code_and_its_sentence() -> None:
+    async def serve(call: GrpcStream) -> None:
+        await trio.lowlevel.checkpoint()
+        raise GrpcRefusal(RESOURCE_EXHAUSTED, "too much, 100 %")
+
+    async with calling(serve) as call:
+        with pytest.raises(GrpcError, match="gRPC 8: too much, 100 %"):
+            await call.receive(max_bytes=LIMIT)
+        with pytest.raises(GrpcError):
+            await call.send(b"x")
+
+
+async def test_a_message_above_the_limit_ends_the_stream() -> None:
+    async def serve(call: GrpcStream) -> None:
+        await call.receive(max_bytes=10)
+
+    async with calling(serve) as call:
+        await call.send(bytes(11))
+        with pytest.raises(GrpcError, match="a message may have 10 bytes, got one of 11"):
+            await call.receive(max_bytes=LIMIT)
+
+
+async def test_a_server_that_returns_ends_the_stream() -> None:
+    async def serve(call: GrpcStream) -> None:
+        await call.send(b"bye")
+
+    async with calling(serve) as call:
+        assert await call.receive(max_bytes=LIMIT) == b"bye"
+        assert await call.receive(max_bytes=LIMIT) is None
+
+
+async def test_a_broken_connection_ends_both_sides() -> None:
+    ended = trio.Event()
+
+    async def serve(call: GrpcStream) -> None:
+        try:
+            await echo(call)
+        except GrpcError:
+            ended.set()
+            raise
+
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http2, theirs, serve)
+        async with open_grpc_call(ours, "/s/M", authority="h") as call:
+            await call.send(b"x")
+            await call.receive(max_bytes=9)
+            await trio.aclose_forcefully(ours)
+            with pytest.raises(GrpcError):
+                await call.receive(max_bytes=9)
+    assert ended.is_set()
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_nonsense_ends_the_connection_and_nothing_else(data: bytes, has_preface: bool) -> None:
+    async def main() -> None:
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_http2, theirs, echo)
+            await ours.send_all((PREFACE if has_preface else b"") + data)
+            await ours.send_stream.aclose()
+
+    run_virtual(main)
