@@ -120,6 +120,20 @@ class Dispatcher:
         assert waiter.holder is not None
         return waiter.holder
 
+    def take_now(self, env: str) -> PlaceHolder | None:
+        """A place if one is free that nobody waits for; for `give_back` too."""
+        line = self._lines.setdefault(env, _Line())
+        holder = None if line.waiters else self._least_loaded(env)
+        if holder is None:
+            line.num_refused += 1
+            return None
+        self._grant(line, holder, env)
+        return holder
+
+    def seize(self, holder: PlaceHolder, env: str) -> None:
+        """Count a place that is taken already, though nobody asked here, even beyond the capacity; for `give_back`."""
+        self._grant(self._lines.setdefault(env, _Line()), holder, env)
+
     def give_back(self, holder: PlaceHolder, env: str) -> None:
         """Free the place, for the next in line."""
         holder.free(env)
@@ -141,12 +155,15 @@ class Dispatcher:
         line = self._lines.get(env)
         while line and line.waiters and (holder := self._least_loaded(env)) is not None:
             waiter, _ = line.waiters.popitem(last=False)
-            self._num_granted += 1
-            line.num_granted += 1
-            holder.taken[env] += 1
-            holder.last_granted = self._num_granted
+            self._grant(line, holder, env)
             waiter.holder = holder
             waiter.granted.set()
+
+    def _grant(self, line: _Line, holder: PlaceHolder, env: str) -> None:
+        self._num_granted += 1
+        line.num_granted += 1
+        holder.taken[env] += 1
+        holder.last_granted = self._num_granted
 
     def _least_loaded(self, env: str) -> PlaceHolder | None:
         """By load; of equals the one whose last grant is longest ago, so that idle workers take turns."""

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
@@ -23,6 +23,7 @@ from agentrl_jax.errors import ConfigError, EnvError, WorkerUnreachable
 from agentrl_jax.types import Task
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +80,15 @@ class RegistryStatistics:
     num_retries: int
 
 
-class _Entry:
-    """One registered worker."""
+class Entry(Generic[W]):
+    """One registered worker. lost: why it is no more; empty while it is. switch: trips when it is lost."""
 
-    def __init__(
-        self, name: str, worker: Worker, capacity: Mapping[str, int], *, beats: bool, coma_after_s: float
-    ) -> None:
+    def __init__(self, name: str, worker: W, capacity: Mapping[str, int], *, beats: bool, coma_after_s: float) -> None:
         self.name, self.worker, self._coma_after_s = name, worker, coma_after_s
         self.last_beat = trio.current_time() if beats else math.inf
-        self.is_draining = False
-        self.lost = ""  # why there is no such worker any more
-        self.is_dead = False
-        self.switch = CancelSwitch()  # over the calls to it
+        self.is_draining = self.is_suspended = self.is_dead = False
+        self.lost = ""
+        self.switch = CancelSwitch()
         self.death = trio.CancelScope()
         self.places = PlaceHolder(name, capacity, self.is_available)
 
@@ -100,50 +98,62 @@ class _Entry:
 
     @property
     def status(self) -> WorkerStatus:
-        return WorkerStatus.COMA if self.age_s > self._coma_after_s else WorkerStatus.ALIVE
+        is_in_coma = self.is_suspended or self.age_s > self._coma_after_s
+        return WorkerStatus.COMA if is_in_coma else WorkerStatus.ALIVE
 
     def is_available(self) -> bool:
         return not self.is_draining and self.status is WorkerStatus.ALIVE
 
 
-class WorkerRegistry:
-    """Opened by `open_worker_registry`; `session` is a `SessionFactory`."""
+class WorkerPool(Generic[W]):
+    """Workers of kind W and their places. on_lost: told of each worker that dies or is removed."""
 
-    def __init__(self, config: RegistryConfig, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, config: RegistryConfig, nursery: trio.Nursery, on_lost: Callable[[Entry[W]], None] = lambda entry: None
+    ) -> None:
         self.config = config
-        self._nursery = nursery
-        self._entries: dict[str, _Entry] = {}
+        self._nursery, self._on_lost = nursery, on_lost
+        self._entries: dict[str, Entry[W]] = {}
         self._dispatcher = Dispatcher(config.max_waiting)
-        # No id may come again on a worker that outlives this process.
-        self._run = uuid.uuid4().hex[:12]
-        self._num_sessions = self._num_lost = self.num_retries = 0
+        self._num_lost = self.num_retries = 0
 
-    def register(self, name: str, worker: Worker, capacity: Mapping[str, int], *, beats: bool = True) -> None:
+    def register(
+        self, name: str, worker: W, capacity: Mapping[str, int], *, beats: bool = True, is_suspended: bool = False
+    ) -> Entry[W]:
         """Add a worker, or change the capacity of one; either counts as a heartbeat.
 
         capacity: sessions that it runs at a time, by env. beats: False for a worker in this process, which cannot be
-        lost. Raises ConfigError if it serves nothing, or other envs than before.
+        lost. is_suspended: a new one begins in COMA, and its places are given away after its next heartbeat.
+        Raises ConfigError if it serves nothing, or other envs than before.
         """
         if not capacity or min(capacity.values()) < 1:
             raise ConfigError(f"worker {name} must have at least one place for each of its envs, got {dict(capacity)}")
         entry = self._entries.get(name)
         if entry is None:
-            self._add(_Entry(name, worker, capacity, beats=beats, coma_after_s=self.config.coma_after_s))
-            return
+            entry = Entry(name, worker, capacity, beats=beats, coma_after_s=self.config.coma_after_s)
+            entry.is_suspended = is_suspended
+            self._add(entry)
+            return entry
         if entry.places.capacity.keys() != capacity.keys():
             served, wanted = (", ".join(sorted(envs)) for envs in (entry.places.capacity, capacity))
             raise ConfigError(f"worker {name} serves {served}: remove it before it may serve {wanted}")
         entry.worker = worker
         entry.places.capacity.update(capacity)
         self.beat(name)
+        return entry
 
     def beat(self, name: str) -> None:
         """Note a heartbeat; one in COMA is ALIVE again. Raises ConfigError for a worker that is not registered."""
         entry = self._entry(name)
+        entry.is_suspended = False
         if entry.last_beat < math.inf:
             entry.last_beat = trio.current_time()
             entry.death.deadline = entry.last_beat + self.config.dead_after_s
         self._dispatcher.offer(entry.places)
+
+    def suspend(self, name: str) -> None:
+        """Put it in COMA until its next heartbeat."""
+        self._entry(name).is_suspended = True
 
     def drain(self, name: str) -> None:
         """Give it no new sessions; those that run go on, and others go elsewhere meanwhile."""
@@ -181,12 +191,7 @@ class WorkerRegistry:
         lines = self._dispatcher.statistics()
         return RegistryStatistics(workers=workers, lines=lines, num_lost=self._num_lost, num_retries=self.num_retries)
 
-    def session(self, task: Task) -> "WorkerSession":
-        """A session on whichever worker has a place first. Episodes of an env nobody serves yet wait like others."""
-        self._num_sessions += 1
-        return WorkerSession(self, task, f"{self._run}-{self._num_sessions}")
-
-    async def take(self, env: str) -> _Entry:
+    async def take(self, env: str) -> Entry[W]:
         """A place on a worker; for `give_back`."""
         while True:
             holder = await self._dispatcher.take(env)
@@ -194,29 +199,38 @@ class WorkerRegistry:
             if entry is not None and entry.places is holder:
                 return entry
 
-    def give_back(self, entry: _Entry, env: str) -> None:
+    def take_now(self, env: str) -> Entry[W] | None:
+        """A place if one is free that nobody waits for; for `give_back`."""
+        holder = self._dispatcher.take_now(env)
+        return None if holder is None else self._entries[holder.name]
+
+    def seize(self, entry: Entry[W], env: str) -> None:
+        """Count a place that is taken already, though nobody asked here; for `give_back`."""
+        self._dispatcher.seize(entry.places, env)
+
+    def give_back(self, entry: Entry[W], env: str) -> None:
         self._dispatcher.give_back(entry.places, env)
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> Entry[W]:
         if name not in self._entries:
             known = ", ".join(sorted(self._entries)) or "none"
             raise ConfigError(f"no worker {name!r} is registered: known ones are {known}")
         return self._entries[name]
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: Entry[W]) -> None:
         self._entries[entry.name] = entry
         self._dispatcher.add(entry.places)
         entry.death.deadline = entry.last_beat + self.config.dead_after_s
         self._nursery.start_soon(self._watch, entry, name=f"watch {entry.name}")
 
-    async def _watch(self, entry: _Entry) -> None:
+    async def _watch(self, entry: Entry[W]) -> None:
         with entry.death:
             await trio.sleep_forever()
         if not entry.lost:
             entry.is_dead = True
             self._lose(entry, f"it sent no heartbeat for {self.config.dead_after_s} s")
 
-    def _lose(self, entry: _Entry, why: str) -> None:
+    def _lose(self, entry: Entry[W], why: str) -> None:
         entry.lost = why
         self._num_lost += 1
         del self._entries[entry.name]
@@ -224,6 +238,22 @@ class WorkerRegistry:
         entry.switch.trip()
         entry.death.cancel()
         entry.places.wake()
+        self._on_lost(entry)
+
+
+class WorkerRegistry(WorkerPool[Worker]):
+    """Opened by `open_worker_registry`; `session` is a `SessionFactory`."""
+
+    def __init__(self, config: RegistryConfig, nursery: trio.Nursery) -> None:
+        super().__init__(config, nursery)
+        # No id may come again on a worker that outlives this process.
+        self._run = uuid.uuid4().hex[:12]
+        self._num_sessions = 0
+
+    def session(self, task: Task) -> "WorkerSession":
+        """A session on whichever worker has a place first. Episodes of an env nobody serves yet wait like others."""
+        self._num_sessions += 1
+        return WorkerSession(self, task, f"{self._run}-{self._num_sessions}")
 
 
 class WorkerSession:
@@ -231,7 +261,7 @@ class WorkerSession:
 
     def __init__(self, registry: WorkerRegistry, task: Task, session_id: str) -> None:
         self._registry, self._task, self.session_id = registry, task, session_id
-        self._entry: _Entry | None = None
+        self._entry: Entry[Worker] | None = None
         self._is_started = False
         self._num_requests = 0
 
@@ -270,7 +300,7 @@ class WorkerSession:
             return await self._asked(entry, call)
         raise EnvError(f"{self._task.key}: worker {entry.name} was lost: {entry.lost}")
 
-    async def _asked(self, entry: _Entry, call: Callable[[Worker], Awaitable[T]]) -> T:
+    async def _asked(self, entry: Entry[Worker], call: Callable[[Worker], Awaitable[T]]) -> T:
         """Ask as often as it takes. Whoever awaits it owns the deadline."""
         pause_s = self._registry.config.first_retry_s
         while True:

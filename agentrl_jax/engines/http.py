@@ -9,7 +9,7 @@ Invariants:
 
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,10 @@ _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, h11.Remo
 
 class HttpError(EngineError):
     """No whole response came: the server cannot be reached, or broke off."""
+
+
+class HttpConnectError(HttpError):
+    """The server cannot be reached, so that nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,21 @@ class HttpClient:
         """See `request`; a GET is idempotent."""
         return await self.request("GET", target, b"", is_idempotent=True)
 
-    async def request(self, method: str, target: str, body: bytes, *, is_idempotent: bool) -> HttpResponse:
+    async def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        *,
+        is_idempotent: bool,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> HttpResponse:
         """Send one request and return its response, whatever its status; the caller's cancel scope is the deadline.
 
-        is_idempotent: sending it twice has one effect. Raises HttpError: no connection, or no whole response.
+        is_idempotent: sending it twice has one effect. headers: beside those of every request. Raises HttpError: no
+        connection, or no whole response.
         """
-        message = self._message(method, target, body)
+        message = self._message(method, target, body, headers)
         self._num_requests += 1
         async with self._limiter:
             kept = await self._take_idle() if is_idempotent else None
@@ -143,8 +156,8 @@ class HttpClient:
         while self._idle:
             await trio.aclose_forcefully(self._idle.pop().stream)
 
-    def _message(self, method: str, target: str, body: bytes) -> h11.Request:
-        headers = self._headers
+    def _message(self, method: str, target: str, body: bytes, added: Sequence[tuple[str, str]]) -> h11.Request:
+        headers = [*self._headers, *added]
         if body or method == "POST":
             headers = [*headers, ("content-type", "application/json"), ("content-length", str(len(body)))]
         return h11.Request(method=method, target=self._path + target, headers=headers)
@@ -160,7 +173,7 @@ class HttpClient:
         try:
             stream = await self._connect()
         except _BROKEN as error:
-            raise HttpError(f"cannot reach {self.url}: {error}") from error
+            raise HttpConnectError(f"cannot reach {self.url}: {error}") from error
         self._num_connections += 1
         return _Connection(stream)
 

@@ -122,9 +122,22 @@ async def serve_http(
     await trio.serve_listeners(partial(serve_connection, handler=handler, limits=limits), listeners)
 
 
-async def serve_connection(stream: trio.abc.Stream, *, handler: Handler, limits: ServerLimits) -> None:
-    """Answer the requests of one connection, one after the other, until either side ends it."""
-    connection = _Connection(stream, limits)
+Explain = Callable[[HttpProblem], Answer]
+
+
+async def serve_connection(
+    stream: trio.abc.Stream,
+    *,
+    handler: Handler,
+    limits: ServerLimits,
+    explain: Explain = problem_answer,
+    received: bytes = b"",
+) -> None:
+    """Answer the requests of one connection, one after the other, until either side ends it.
+
+    explain: how refusals are worded. received: what has been read of the connection already.
+    """
+    connection = _Connection(stream, limits, explain, received)
     try:
         while await connection.answer_one(handler):
             pass
@@ -135,10 +148,13 @@ async def serve_connection(stream: trio.abc.Stream, *, handler: Handler, limits:
 
 
 class _Connection:
-    def __init__(self, stream: trio.abc.Stream, limits: ServerLimits) -> None:
+    def __init__(self, stream: trio.abc.Stream, limits: ServerLimits, explain: Explain, received: bytes) -> None:
         self._stream = stream
         self._limits = limits
+        self._explain = explain
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
+        if received:
+            self._h11.receive_data(received)
 
     async def answer_one(self, handler: Handler) -> bool:
         """Return whether the connection can serve another request."""
@@ -149,10 +165,11 @@ class _Connection:
             if request is None:
                 return False
         except HttpProblem as problem:
-            await self._send_answer(problem_answer(problem), is_last=True)
+            await self._send_answer(self._explain(problem), is_last=True)
             return False
         except h11.RemoteProtocolError as error:
-            await self._send_answer(problem_answer(HttpProblem(error.error_status_hint, str(error))), is_last=True)
+            problem = HttpProblem(error.error_status_hint, str(error))
+            await self._send_answer(self._explain(problem), is_last=True)
             return False
         if not await self._respond(request, handler) or self._h11.our_state is not h11.DONE:
             return False
@@ -196,7 +213,7 @@ class _Connection:
                 try:
                     answer = await handler(request)
                 except HttpProblem as problem:
-                    answer = problem_answer(problem)
+                    answer = self._explain(problem)
                 if isinstance(answer, EventStream):
                     await self._send_events(answer)
                 else:
