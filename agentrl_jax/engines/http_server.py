@@ -168,8 +168,8 @@ class _Connection:
             await self._send_answer(self._explain(problem), is_last=True)
             return False
         except h11.RemoteProtocolError as error:
-            problem = HttpProblem(error.error_status_hint, str(error))
-            await self._send_answer(self._explain(problem), is_last=True)
+            broken = HttpProblem(error.error_status_hint, str(error))
+            await self._send_answer(self._explain(broken), is_last=True)
             return False
         if not await self._respond(request, handler) or self._h11.our_state is not h11.DONE:
             return False
