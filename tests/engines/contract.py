@@ -25,6 +25,9 @@ def same(a: Completion, b: Completion) -> bool:
 
 
 class EngineContract:
+    repeatable = PARAMS
+    """A draw that comes out the same again: for an engine that knows no seeds, a greedy one."""
+
     def weights(self, version: int) -> Any:
         raise NotImplementedError
 
@@ -40,18 +43,18 @@ class EngineContract:
         assert (completion.logprobs < 0).any()
 
     async def test_a_draw_depends_on_its_seed_and_on_nothing_else_that_runs(self, engine: Engine) -> None:
-        alone = await engine.generate(PROMPT, PARAMS, session="alone")
+        alone = await engine.generate(PROMPT, self.repeatable, session="alone")
         crowd: dict[int, Completion] = {}
 
         async def ask(seed: int) -> None:
             prompt = PROMPT if seed == PARAMS.seed else as_ids([*PROMPT, seed % 7, *PROMPT[: seed % 5]])
-            crowd[seed] = await engine.generate(prompt, replace(PARAMS, seed=seed), session=f"crowd{seed}")
+            crowd[seed] = await engine.generate(prompt, replace(self.repeatable, seed=seed), session=f"crowd{seed}")
 
         async with trio.open_nursery() as nursery:
             for seed in range(5, 18):
                 nursery.start_soon(ask, seed)
         assert same(alone, crowd[PARAMS.seed])
-        assert same(alone, await engine.generate(PROMPT, PARAMS, session="alone"))  # now with a kept prefix
+        assert same(alone, await engine.generate(PROMPT, self.repeatable, session="alone"))  # now with a kept prefix
 
     async def test_seeds_make_turns_differ_unless_they_are_greedy(self, engine: Engine) -> None:
         sampled, greedy = set(), set()
@@ -123,21 +126,21 @@ class EngineContract:
         assert engine.statistics().num_publishes == 1
 
     async def test_a_refused_publish_leaves_the_old_weights_serving(self, engine: Engine) -> None:
-        before = await engine.generate(PROMPT, PARAMS, session="s")
+        before = await engine.generate(PROMPT, self.repeatable, session="s")
         with pytest.raises(EngineError, match="must increase, got 0 after 0"):
             await engine.publish(self.weights(0), 0)
         with pytest.raises(EngineError):
             await engine.publish(self.bad_weights(), 1)
         assert engine.version == 0
-        assert same(before, await engine.generate(PROMPT, PARAMS, session="t"))
+        assert same(before, await engine.generate(PROMPT, self.repeatable, session="t"))
 
     async def test_cancelling_a_caller_aborts_its_turn_only(self, engine: Engine) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
-            await engine.generate(PROMPT, PARAMS, session="s")
+            await engine.generate(PROMPT, self.repeatable, session="s")
         assert scope.cancelled_caught
         assert same(
-            await engine.generate(PROMPT, PARAMS, session="s"), await engine.generate(PROMPT, PARAMS, session="t")
+            await engine.generate(PROMPT, self.repeatable, session="s"), await engine.generate(PROMPT, self.repeatable, session="t")
         )
         statistics = engine.statistics()
         assert statistics.num_aborted == 1

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import trio
 
 from agentrl_jax.engines.protocol import Engine
-from agentrl_jax.types import Completion
+from agentrl_jax.types import Completion, SamplingParams
 from tests.engines.contract import PARAMS, PROMPT, same
 
 
@@ -16,6 +16,8 @@ class PausableEngine(Engine, Protocol):
 
 
 class PauseContract:
+    repeatable: SamplingParams
+
     def weights(self, version: int) -> Any:
         raise NotImplementedError
 
@@ -23,7 +25,7 @@ class PauseContract:
         completions: list[Completion] = []
 
         async def ask(session: str) -> None:
-            completions.append(await engine.generate(PROMPT, PARAMS, session=session))
+            completions.append(await engine.generate(PROMPT, self.repeatable, session=session))
 
         await engine.pause()
         await engine.pause()
