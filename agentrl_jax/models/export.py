@@ -2,6 +2,9 @@
 
 The devices un-stack and cast; a bucket is gathered while the one before it is being sent, so that at most two are on
 the host, whatever the model's size. No transport here.
+
+Where several processes share the mesh, all of them iterate, to the end and in step, and each gets every tensor: it is
+gathered over the devices when its turn has come.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import ml_dtypes
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.buckets import HostBucket, HostTensor, checksum
@@ -81,19 +85,21 @@ def _begin(params: Mapping[str, Any], group: list[_Entry], dtype: ExportDType) -
 def _begin_one(leaf: Any, layer: int | None, dtype: ExportDType) -> Any:
     if isinstance(leaf, np.ndarray):
         return (leaf if layer is None else leaf[layer]).astype(DTYPES[dtype], copy=False)
-    part = _cast(dtype)(leaf) if layer is None else _cast_layer(dtype)(leaf, layer)
+    # What other processes hold is gathered to every device: one tensor, never the stack of layers that it is cut from.
+    gathered = None if leaf.is_fully_addressable else leaf.sharding.update(spec=PartitionSpec())  # type: ignore[no-untyped-call]
+    part = _cast(dtype, gathered)(leaf) if layer is None else _cast_layer(dtype, gathered)(leaf, layer)
     part.copy_to_host_async()
     return part
 
 
 @cache
-def _cast(dtype: ExportDType) -> Any:
-    return jax.jit(lambda leaf: leaf.astype(DTYPES[dtype]))
+def _cast(dtype: ExportDType, to: NamedSharding | None) -> Any:
+    return jax.jit(lambda leaf: leaf.astype(DTYPES[dtype]), out_shardings=to)
 
 
 @cache
-def _cast_layer(dtype: ExportDType) -> Any:
-    return jax.jit(lambda leaf, layer: leaf[layer].astype(DTYPES[dtype]))
+def _cast_layer(dtype: ExportDType, to: NamedSharding | None) -> Any:
+    return jax.jit(lambda leaf, layer: leaf[layer].astype(DTYPES[dtype]), out_shardings=to)
 
 
 def host_tensors(params: Mapping[str, Any], config: ModelConfig, dtype: ExportDType) -> Iterator[tuple[str, HostArray]]:

@@ -1,6 +1,6 @@
-"""A GGUF file to host params, with the `gguf` package, for models that come in no other form.
+"""A GGUF file as tensors of Hugging Face's names and layout, for models that come in no other form.
 
-Every tensor is dequantised to float32. The tokenizer inside the file is not read: put the model's tokenizer.json
+The `gguf` package maps the file and dequantises, to float32, what is asked for. The tokenizer inside the file is not read: put the model's tokenizer.json
 and tokenizer_config.json, of its Hugging Face repository, beside it.
 """
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import Family, ModelConfig
 from agentrl_jax.models.families import hf_entries
-from agentrl_jax.models.params import Params, build_tree
-from agentrl_jax.models.specs import HostArray, ParamSpec
+from agentrl_jax.models.specs import HostArray, Index, ParamSpec
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -44,49 +44,68 @@ _KNOWN = {
 }
 
 
-def inspect_gguf(path: Path) -> ModelConfig:
-    """Return the architecture of a GGUF file, reading no weights. Raises ConfigError as `read_gguf` does."""
-    return _open_checked(path)[0]
+class GgufTensor:
+    """A tensor of a mapped file under Hugging Face's layout: `tensor[rectangle]` dequantises that part to float32.
+
+    No more of the file is read than the blocks of numbers that hold the part.
+    """
+
+    def __init__(self, tensor: Any, path: Path, row_order: npt.NDArray[np.int64] | None = None) -> None:
+        """row_order: where the file has each row, None if in their order."""
+        self._tensor, self._path, self._row_order = tensor, path, row_order
+
+    def __getitem__(self, rectangle: Index) -> HostArray:
+        rows: Any = rectangle[0] if self._row_order is None else self._row_order[rectangle[0]]
+        if len(rectangle) == 1:
+            return self._dequantised(self._tensor.data[rows])
+        columns = range(int(self._tensor.shape[0]))[rectangle[1]]
+        stored = self._tensor.data
+        # A row is stored as blocks of numbers, each of so many entries of `data`.
+        block = self._numbers_per_block()
+        entries = stored.shape[1] * block // int(self._tensor.shape[0])
+        first, last = columns.start // block, -(-columns.stop // block)
+        part = self._dequantised(stored[rows, first * entries : last * entries])
+        return part[:, columns.start - first * block : columns.stop - first * block]
+
+    def _numbers_per_block(self) -> int:
+        import gguf
+
+        size, _ = gguf.GGML_QUANT_SIZES[self._tensor.tensor_type]
+        return int(size)
+
+    def _dequantised(self, data: HostArray) -> HostArray:
+        import gguf
+
+        try:
+            values: HostArray = gguf.dequantize(np.ascontiguousarray(data), self._tensor.tensor_type)
+        except NotImplementedError as error:
+            kind = self._tensor.tensor_type.name
+            raise ConfigError(f"{self._path}: {self._tensor.name} is quantised as {kind}: {error}") from error
+        return values.astype(np.float32, copy=False)
 
 
-def read_gguf(path: Path) -> tuple[ModelConfig, Params]:
-    """Return the architecture and float32 NumPy params of a GGUF file of architecture llama or qwen2.
+def open_gguf(path: Path) -> tuple[ModelConfig, dict[str, GgufTensor]]:
+    """Return the architecture of a GGUF file of architecture llama or qwen2, and its tensors by Hugging Face's names.
 
     Raises ConfigError if the `gguf` package is not installed, the file is damaged, or it holds a setting or a tensor
     that we do not compute with.
     """
-    config, is_permuted, tensors = _open_checked(path)
-
-    def read_tensor(spec: ParamSpec, layer: int | None) -> HostArray:
-        array = _dequantised(tensors[_gguf_name(spec, layer)], path)
-        if is_permuted and spec.path[-2:] in (("q", "kernel"), ("k", "kernel")):
-            array = _unpermuted(array, config.head_dim)
-        return spec.from_hf(array)
-
-    def read_leaf(spec: ParamSpec) -> HostArray:
-        if not spec.is_stacked:
-            return np.ascontiguousarray(read_tensor(spec, None))
-        leaf = np.empty(spec.shape, np.float32)
-        for layer in range(config.num_layers):
-            leaf[layer] = read_tensor(spec, layer)
-        return leaf
-
-    return config, build_tree(config, read_leaf)
-
-
-def _open_checked(path: Path) -> tuple[ModelConfig, bool, dict[str, Any]]:
-    """The architecture, whether q and k are in llama.cpp's order, and the tensors by name."""
     reader = _open(path)
     config, is_permuted = _architecture(reader, path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    found = {tensor.name: tensor for tensor in reader.tensors}
     expected = {_gguf_name(spec, layer): spec.hf_shape for _, spec, layer in hf_entries(config)}
-    if tensors.keys() != expected.keys():
-        missing, besides = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if found.keys() != expected.keys():
+        missing, besides = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
         raise ConfigError(f"{path}: the tensors do not fit its settings: missing {missing}, unexpected {besides}")
     for name, shape in expected.items():
-        if (found := _shape(tensors[name])) != shape:
-            raise ConfigError(f"{path}: {name} must have shape {shape}, got {found}")
-    return config, is_permuted, tensors
+        if (other := _shape(found[name])) != shape:
+            raise ConfigError(f"{path}: {name} must have shape {shape}, got {other}")
+    tensors = {}
+    for name, spec, layer in hf_entries(config):
+        has_order = is_permuted and spec.path[-2:] in (("q", "kernel"), ("k", "kernel"))
+        order = _row_order(spec.hf_shape[0], config.head_dim) if has_order else None
+        tensors[name] = GgufTensor(found[_gguf_name(spec, layer)], path, order)
+    return config, tensors
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -166,17 +185,7 @@ def _gguf_name(spec: ParamSpec, layer: int | None) -> str:
     return theirs if layer is None else f"blk.{layer}.{theirs}"
 
 
-def _dequantised(tensor: Any, path: Path) -> HostArray:
-    import gguf
-
-    try:
-        values: HostArray = gguf.dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError as error:
-        raise ConfigError(f"{path}: {tensor.name} is quantised as {tensor.tensor_type.name}: {error}") from error
-    return values.astype(np.float32, copy=False)
-
-
-def _unpermuted(array: HostArray, head_dim: int) -> HostArray:
-    """Rows of q and k, whose rotary pairs llama.cpp puts next to each other, with the pairs half a head apart."""
-    pairs = array.reshape(-1, head_dim // 2, 2, array.shape[-1])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
+def _row_order(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Where llama.cpp has each row of q or k: it puts rotary pairs next to each other, Hugging Face half a head apart."""
+    theirs = np.arange(num_rows).reshape(-1, head_dim // 2, 2)
+    return theirs.swapaxes(1, 2).reshape(-1)

@@ -15,7 +15,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import ExportDType
 from agentrl_jax.models.families import hf_entries
-from agentrl_jax.models.gguf_file import inspect_gguf, read_gguf
+from agentrl_jax.models.gguf_file import open_gguf
 from agentrl_jax.models.hf_config import from_hf_config, read_json
 from agentrl_jax.models.params import Params, build_tree, leaf_at
 from agentrl_jax.models.specs import HostArray, Index, ParamSpec
@@ -32,10 +32,10 @@ def inspect_pretrained(folder: Path) -> tuple[ModelConfig, ExportDType]:
     The precision is bfloat16 if every tensor is in it, else float32. Raises ConfigError as `load_pretrained` does.
     """
     if (file := _gguf_in(folder)) is not None:
-        return inspect_gguf(file), "float32"
+        return open_gguf(file)[0], "float32"
     with ExitStack() as stack:
         config, tensors = _open_checked(folder, stack)
-        dtypes = {handle.get_slice(name).get_dtype() for name, handle in tensors.items()}
+        dtypes = {tensor.get_dtype() for tensor in tensors.values()}
         return config, "bfloat16" if dtypes == {"BF16"} else "float32"
 
 
@@ -46,22 +46,30 @@ def load_pretrained(folder: Path, *, mesh: Mesh | None = None) -> tuple[ModelCon
     file, read only where there are no safetensors, gives float32: see `gguf_file`.
 
     mesh: None returns NumPy arrays. With a mesh every leaf is placed by its logical axes, and each process reads
-      the slices of its own devices, no more (of a GGUF file, everything).
+      the slices of its own devices, no more.
 
     Raises ConfigError if a file is missing or damaged, the architecture is none that we compute, or the tensors are
     not exactly those of the architecture: none missing, none besides, each in its shape, one precision per leaf.
     """
-    if (file := _gguf_in(folder)) is not None:
-        config, host = read_gguf(file)
-        return config, host if mesh is None else _place_host(config, host, mesh)
     with ExitStack() as stack:
-        config, tensors = _open_checked(folder, stack)
+        file = _gguf_in(folder)
+        config, tensors = _open_checked(folder, stack) if file is None else open_gguf(file)
         if mesh is None:
             return config, build_tree(config, lambda spec: _read_part(spec, _whole(spec), tensors))
         placed_on = mesh  # what the function below sees is not optional
         return config, build_tree(
             config, lambda spec: _place(spec, placed_on, lambda index: _read_part(spec, index, tensors))
         )
+
+
+def place_params(config: ModelConfig, host: Params, mesh: Mesh) -> Params:
+    """Return host params on `mesh`, by their logical axes, in their own precision; every process has the same ones."""
+
+    def place(spec: ParamSpec) -> jax.Array:
+        leaf: HostArray = leaf_at(host, spec.path)
+        return _place(spec, mesh, lambda index: leaf[index])
+
+    return build_tree(config, place)
 
 
 def _gguf_in(folder: Path) -> Path | None:
@@ -72,7 +80,7 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def _open_checked(folder: Path, stack: ExitStack) -> tuple[ModelConfig, dict[str, Any]]:
-    """The architecture, and each tensor's name with the open file that holds it."""
+    """The architecture, and each tensor in its open file, by name."""
     config = from_hf_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
     tensors = _open_tensors(folder, stack)
     _check_names(folder, config, set(tensors))
@@ -100,7 +108,7 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
         for tensor in handle.keys():  # noqa: SIM118 - a file handle, not a dict
             if tensor in tensors:
                 raise ConfigError(f"{folder}: tensor {tensor} stands in two files")
-            tensors[tensor] = handle
+            tensors[tensor] = handle.get_slice(tensor)
     return tensors
 
 
@@ -123,7 +131,7 @@ def _listed(names: set[str]) -> str:
 def _check_shapes(folder: Path, config: ModelConfig, tensors: Mapping[str, Any]) -> None:
     dtypes: dict[ParamSpec, str] = {}
     for name, spec, _ in hf_entries(config):
-        view = tensors[name].get_slice(name)
+        view = tensors[name]
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
         if shape != spec.hf_shape:
             raise ConfigError(f"{folder}: {name} must have shape {spec.hf_shape}, got {shape}")
@@ -141,7 +149,7 @@ def _read_part(spec: ParamSpec, index: Index, tensors: Mapping[str, Any]) -> Hos
     """The part `index` of a leaf, as a C-contiguous array of its own."""
 
     def read_layer(name: str, part: Index) -> HostArray:
-        view = tensors[name].get_slice(name)
+        view = tensors[name]
         return spec.read(part, lambda rectangle: view[rectangle])
 
     if not spec.is_stacked:
@@ -168,11 +176,3 @@ def _place(spec: ParamSpec, mesh: Mesh, read: Callable[[Index], HostArray]) -> j
 
     sharding = named_sharding(mesh, spec.axes, spec.shape)
     return jax.make_array_from_callback(spec.shape, sharding, read_once)
-
-
-def _place_host(config: ModelConfig, host: Params, mesh: Mesh) -> Params:
-    def place(spec: ParamSpec) -> jax.Array:
-        leaf: HostArray = leaf_at(host, spec.path)
-        return _place(spec, mesh, lambda index: leaf[index])
-
-    return build_tree(config, place)

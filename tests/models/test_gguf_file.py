@@ -11,8 +11,9 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.export import host_tensors
-from agentrl_jax.models.gguf_file import read_gguf
+from agentrl_jax.models.gguf_file import open_gguf
 from agentrl_jax.models.load import load_pretrained
+from agentrl_jax.models.params import num_params
 from agentrl_jax.sharding import make_mesh, parse_mesh
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -81,7 +82,7 @@ def write(path: Path, source: str, *, kind=None, settings=(), leave_out=(), add=
 @pytest.mark.parametrize("source", ["llama", "qwen2-untied", "qwen2-tied"])
 def test_a_file_is_the_checkpoint_it_was_made_of(tmp_path, source):
     config, params = write(tmp_path / "model.gguf", source)
-    read_config, read = read_gguf(tmp_path / "model.gguf")
+    read_config, read = load_pretrained(tmp_path)
     assert read_config == config
     jax.tree.map(np.testing.assert_array_equal, read, params)
 
@@ -89,7 +90,7 @@ def test_a_file_is_the_checkpoint_it_was_made_of(tmp_path, source):
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_tensors_are_dequantised_to_float32(tmp_path, kind):
     _, params = write(tmp_path / "model.gguf", "llama", kind=gguf.GGMLQuantizationType[kind])
-    _, read = read_gguf(tmp_path / "model.gguf")
+    _, read = load_pretrained(tmp_path)
     assert {leaf.dtype for leaf in jax.tree.leaves(read)} == {np.dtype(np.float32)}
     gate = params["layers"]["mlp"]["gate"]["kernel"]
     got = read["layers"]["mlp"]["gate"]["kernel"]
@@ -114,6 +115,42 @@ def test_a_folder_with_one_file_is_a_checkpoint_also_on_a_mesh(tmp_path):
         load_pretrained(tmp_path)
 
 
+def counting(monkeypatch) -> list[int]:
+    """The numbers of each call that dequantises, from now on."""
+    counts, dequantize = [], gguf.dequantize
+
+    def counted(data, tensor_type):
+        values = dequantize(data, tensor_type)
+        counts.append(values.size)
+        return values
+
+    monkeypatch.setattr(gguf, "dequantize", counted)
+    return counts
+
+
+@pytest.mark.parametrize(("kind", "num_read"), [(None, 6), ("F16", 6), ("BF16", 6), ("Q8_0", 3 * 32)])
+def test_a_part_dequantises_the_blocks_that_hold_it(tmp_path, kind, num_read, monkeypatch):
+    write(tmp_path / "model.gguf", "llama", kind=kind and gguf.GGMLQuantizationType[kind])
+    _, tensors = open_gguf(tmp_path / "model.gguf")
+    for name in ("model.layers.1.mlp.gate_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
+        whole = tensors[name][0:32, 0:32]
+        counts = counting(monkeypatch)
+        np.testing.assert_array_equal(tensors[name][5:8, 30:32], whole[5:8, 30:32])
+        assert counts == [num_read]
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+@pytest.mark.parametrize("mesh", ["fsdp=2,tensor=2", "8"])
+def test_a_mesh_reads_each_part_once(tmp_path, mesh, kind, monkeypatch):
+    config, _ = write(tmp_path / "model.gguf", "llama", kind=kind and gguf.GGMLQuantizationType[kind])
+    _, whole = load_pretrained(tmp_path)
+    counts = counting(monkeypatch)
+    _, placed = load_pretrained(tmp_path, mesh=make_mesh(parse_mesh(mesh)))
+    jax.tree.map(np.testing.assert_array_equal, placed, whole)
+    if kind is None:  # blocks of one number
+        assert sum(counts) == num_params(config)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -127,12 +164,12 @@ def test_a_folder_with_one_file_is_a_checkpoint_also_on_a_mesh(tmp_path):
 def test_what_we_do_not_compute_is_refused(tmp_path, changes, message):
     write(tmp_path / "model.gguf", "llama", **changes)
     with pytest.raises(ConfigError, match=message):
-        read_gguf(tmp_path / "model.gguf")
+        open_gguf(tmp_path / "model.gguf")
 
 
 def test_no_scaling_is_no_scaling(tmp_path):
     config, _ = write(tmp_path / "model.gguf", "llama", settings=[("rope.scaling.type", "none")])
-    assert read_gguf(tmp_path / "model.gguf")[0] == config
+    assert open_gguf(tmp_path / "model.gguf")[0] == config
 
 
 def test_other_architectures_and_files_are_refused(tmp_path):
@@ -141,13 +178,13 @@ def test_other_architectures_and_files_are_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(ConfigError, match="must be one of llama, qwen2, got 'gemma3'"):
-        read_gguf(tmp_path / "other.gguf")
+        open_gguf(tmp_path / "other.gguf")
     (tmp_path / "text.gguf").write_text("no such thing" * 9)
     with pytest.raises(ConfigError, match=r"text\.gguf is no GGUF file"):
-        read_gguf(tmp_path / "text.gguf")
+        open_gguf(tmp_path / "text.gguf")
 
 
 def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigError, match="pip install gguf"):
-        read_gguf(tmp_path / "model.gguf")
+        open_gguf(tmp_path / "model.gguf")
