@@ -10,4 +10,5 @@ def register_all(registry: EnvRegistry) -> None:
     """
     registry.register("alfworld", "envs.alfworld:family")
     registry.register("kg", "envs.knowledge_graph:family")
+    registry.register("webshop", "envs.webshop:family")
     registry.register_installed()
