@@ -1,0 +1,76 @@
+"""Whether a server holds what was published to it. Shared by all servers of a run, which are each other's witnesses."""
+
+from dataclasses import dataclass, field
+
+import trio
+
+from agentrl_jax.engines.exports import Export
+from agentrl_jax.engines.server_checksums import check_server
+from agentrl_jax.engines.sglang_weights import ServerFacts, ServerWeights
+from agentrl_jax.errors import EngineError
+
+_REMEMBERED = 1000  # versions
+_Layout = tuple[str | None, int]
+"""Servers of the same device and number of ranks hash the same weights to the same checksum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """num_bytes: compared tensor by tensor. checksum: of everything, "" where the server has none."""
+
+    num_bytes: int = 0
+    checksum: str = ""
+
+
+@dataclass(eq=False)
+class Verification:
+    """num_kv_heads: of the model. every: see `PublishConfig.verify_every`."""
+
+    num_kv_heads: int
+    every: int
+    _witnessed: dict[tuple[int, _Layout], str] = field(default_factory=dict)
+
+    async def verify(
+        self,
+        export: Export,
+        weights: ServerWeights,
+        facts: ServerFacts,
+        *,
+        before: tuple[Export, Verdict] | None,
+    ) -> Verdict:
+        """Raise EngineError unless the server says that it serves `export`, and what it holds is that.
+
+        before: what it served last, and the verdict on it; None: unknown, every tensor is compared then. A server
+        that cannot hash its weights is believed.
+        """
+        said = (await weights.model_facts()).weight_version
+        if said != str(export.version):
+            raise EngineError(f"expected a server of version {export.version}, it says {said!r}")
+        found = await weights.checksums()
+        if found is None:
+            return Verdict()
+        checksum, layout = found.per_engine_checksum, (facts.device, facts.tp_size)
+        witness = self._witnessed.setdefault((export.version, layout), checksum)
+        is_due = before is None or not before[1].checksum or export.version % self.every == 0
+        if before is not None and not is_due:
+            _check_changed(before, export, checksum)
+        num_bytes = 0
+        if is_due or witness != checksum:  # one of two servers that differ is wrong: each is asked for everything
+            # A publish that is given up does not wait for a hash.
+            num_bytes = await trio.to_thread.run_sync(self._compare, export, found.ranks, facts, abandon_on_cancel=True)
+            self._witnessed[export.version, layout] = checksum
+        for old in [key for key in self._witnessed if key[0] < export.version - _REMEMBERED]:
+            del self._witnessed[old]
+        return Verdict(num_bytes=num_bytes, checksum=checksum)
+
+    def _compare(self, export: Export, ranks: list[dict[str, object]], facts: ServerFacts) -> int:
+        return check_server(export, ranks, num_kv_heads=self.num_kv_heads, device=facts.device or "cpu")
+
+
+def _check_changed(before: tuple[Export, Verdict], export: Export, checksum: str) -> None:
+    export_before, verdict = before
+    is_changed = export_before.checksums != export.checksums
+    if is_changed and checksum == verdict.checksum:
+        raise EngineError(f"its weights are still those of version {export_before.version}")
+    if not is_changed and checksum != verdict.checksum:
+        raise EngineError(f"its weights have changed, but not those of version {export.version}")
