@@ -1,34 +1,30 @@
 """An `Engine` that is a SGLang server, or this package's own behind the same interface, on the network. No jax.
 
-Weights travel as a folder that the server can read too. Invariants:
-- Names and shapes are checked on this side before anything is sent: SGLang ignores unknown names, and ends at a wrong
-  shape.
+Weights travel as a folder that the server can read too; `weights` offers the requests for other ways. Invariants:
+- What would end a server (ids outside the vocabulary, tensors of a wrong shape) or be ignored by it (unknown names) is
+  refused on this side before anything is sent.
 - Whatever happens to a publish, the server is asked to go on with sampling.
+- A turn that its caller gives up is ended on the server too, at the latest when a pause is over.
 - Prefixes are kept apart by version, so that no prompt builds on a cache that other weights have computed.
 """
 
-import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import trio
 
 from agentrl_jax.engines.http import Connect, HttpClient, HttpResponse, open_http_client
 from agentrl_jax.engines.protocol import EngineStatistics
-from agentrl_jax.engines.sglang_schema import Generated, ModelInfo, PauseMode, ServerInfo, Verdict, WeightVersion
+from agentrl_jax.engines.sglang_pauses import CLEANUP_S, MEMORY_TAGS, MemoryTag, ServerPauses
+from agentrl_jax.engines.sglang_schema import Generated, ModelInfo, PauseMode, ServerInfo
+from agentrl_jax.engines.sglang_turns import UNNAMED, generate_body, to_completion, unfit
+from agentrl_jax.engines.sglang_weights import ServerWeights
 from agentrl_jax.engines.weight_folder import TensorShapes, check_tensors
 from agentrl_jax.errors import EngineError, RecordError
-from agentrl_jax.types import Completion, FinishReason, Ids, Pool, SamplingParams, VersionSpan
-
-_UNNAMED = "default"
-"""What a server calls the weights that it was started with."""
-
-_CLEANUP_S = 5.0
-"""How long a cancelled publish may take to let the server go on with sampling."""
+from agentrl_jax.types import Completion, Ids, Pool, SamplingParams, Truncation
 
 
 @asynccontextmanager
@@ -41,6 +37,7 @@ async def open_sglang_engine(
     version: int = 0,
     token: str | None = None,
     pause_mode: PauseMode = "retract",
+    truncates: bool = False,
     connect: Connect | None = None,
 ) -> AsyncIterator["SGLangEngine"]:
     """The engine at `url`, for the length of the block; turns that are unfinished then are aborted.
@@ -49,11 +46,21 @@ async def open_sglang_engine(
     the server was started with, where it does not say itself. pause_mode: what a publish does to running turns.
     retract: they go on, their cache computed anew by the new weights; in_place: with the cache of the old ones, which
     is quicker and leaves log-probabilities that no single version explains; abort: they fail with EngineError.
-    Raises EngineError if the server does not answer or refuses the token, ConfigError for a URL that is none.
+    truncates: whether turns may be drawn with a top_k, top_p or min_p, as evaluations may; their log-probabilities
+    are not those that they were drawn with, so training must not.
+    Raises EngineError if the server does not answer, refuses the token, or draws by other rules than it reports;
+    ConfigError for a URL that is none.
     """
     async with open_http_client(url, token=token, connect=connect) as client, trio.open_nursery() as nursery:
         engine = SGLangEngine(
-            client, nursery, tensors=tensors, name=name, pool=pool, version=version, pause_mode=pause_mode
+            client,
+            nursery,
+            tensors=tensors,
+            name=name,
+            pool=pool,
+            version=version,
+            pause_mode=pause_mode,
+            truncates=truncates,
         )
         await engine.refresh()
         yield engine
@@ -61,7 +68,10 @@ async def open_sglang_engine(
 
 
 class SGLangEngine:
-    """Implements `engines.protocol.Engine`. Made by `open_sglang_engine`."""
+    """Implements `engines.protocol.Engine`. Made by `open_sglang_engine`.
+
+    weights: the server's weight endpoints, for whoever publishes by other ways than `publish`.
+    """
 
     def __init__(
         self,
@@ -73,11 +83,16 @@ class SGLangEngine:
         pool: Pool,
         version: int,
         pause_mode: PauseMode,
+        truncates: bool,
     ) -> None:
+        self.weights = ServerWeights(client, name)
         self._client, self._nursery, self._tensors = client, nursery, tensors
         self._name, self._pool = name, pool
         self._version = self._first_version = version
-        self._pause_mode = pause_mode
+        self._pauses = ServerPauses(client, self.weights, pause_mode)
+        self._pause_mode, self._truncates = pause_mode, truncates
+        embeddings = [shape for tensor, shape in tensors.items() if tensor.endswith("embed_tokens.weight")]
+        self._vocab_size = embeddings[0][0] if embeddings else None
         self._info = ServerInfo()
         self._publishing = trio.Lock()
         self._running = self._num_requests = self._num_aborted = self._num_publishes = 0
@@ -117,36 +132,34 @@ class SGLangEngine:
         )
 
     async def refresh(self) -> ModelInfo:
-        """Ask the server what it is and serves; also whether it is there at all. Raises EngineError."""
+        """Ask the server what it is and serves; also whether it is there at all, and at any time: SGLang's own health
+        check fails in a long pause. Raises EngineError, also if it draws by other rules than it reports."""
         self._info = self._checked(await self._client.get("/server_info")).decode(ServerInfo)
         model = self._checked(await self._client.get("/model_info")).decode(ModelInfo)
+        if reasons := unfit(self._info, model):
+            raise EngineError(
+                f"engine {self._name} at {self._client.url} cannot be trained with, as its log-probabilities are not "
+                f"those that it draws with: {'; '.join(reasons)}"
+            )
         self._version = self._to_version(model.weight_version)
         return model
 
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
         """See `Engine.generate`. Raises EngineError also for a turn that somebody else aborted, and where the server
         serves an older version than it was given: it has been restarted, and `version` says what it has."""
-        if not len(prompt_ids):
-            raise EngineError(f"engine {self._name}: a prompt needs at least one id, got none (session {session!r})")
+        self._check_turn(prompt_ids, sampling, session)
         self._num_requests += 1
         self._running += 1
-        rid, expected, is_over = uuid4().hex, self._version, False
+        expected = self._version
         try:
-            response = await self._client.post(
-                "/generate", _generate_body(rid, prompt_ids, sampling, session, expected), is_idempotent=True
-            )
-            is_over = True
-        except EngineError:
-            is_over = True
-            raise
+            response = await self._ask(prompt_ids, sampling, session, expected)
         finally:
             self._running -= 1
-            if not is_over:  # cancelled
-                self._num_aborted += 1
-                self._nursery.start_soon(self._abort, rid)
         generated = self._checked(response).decode(Generated)
         try:
-            completion = self._completion(generated, session)
+            completion = to_completion(
+                generated, engine=self._name, pool=self._pool, session=session, to_version=self._to_version
+            )
         except (RecordError, OverflowError) as error:
             raise EngineError(
                 f"engine {self._name} answered a turn of session {session!r} by no turn: {error}"
@@ -164,15 +177,36 @@ class SGLangEngine:
 
     async def pause(self) -> None:
         """Return once the server samples nothing, until `resume`. Raises EngineError."""
-        self._checked(await self._client.post("/pause_generation", {"mode": self._pause_mode}, is_idempotent=True))
+        await self._pauses.pause()
 
     async def resume(self) -> None:
-        """Go on with every turn. Raises EngineError."""
-        self._checked(await self._client.post("/continue_generation", {}, is_idempotent=True))
+        """Go on with every turn but those that were given up. Raises EngineError if the server cannot be told."""
+        await self._pauses.resume()
 
     async def abort_all(self) -> None:
-        """End every turn of the server, whoever asked for it. Raises EngineError."""
-        self._checked(await self._client.post("/abort_request", {"abort_all": True}, is_idempotent=True))
+        """End every turn of the server, whoever asked for it; not in a pause, where SGLang loses some of these
+        requests. Raises EngineError."""
+        if self._pauses.is_paused:
+            raise EngineError(f"engine {self._name} is paused: abort before the pause, or after it")
+        await self.weights.abort_all()
+
+    async def flush(self) -> None:
+        """Forget every cached prefix. Raises EngineError while turns run."""
+        self._checked(await self._client.post("/flush_cache", {}, is_idempotent=True))
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Give the device's memory to somebody else; no turn and no publish until `restore_memory`.
+
+        Contents are lost: publish after the weights are back. A server that was not started for it
+        (--enable-memory-saver) only flushes its cache. Raises EngineError while turns run.
+        """
+        if self._running:
+            raise EngineError(f"engine {self._name}: {self._running} turns run, its memory cannot be released")
+        await self._pauses.release_memory(tags)
+
+    async def restore_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Take memory back; with its last part the server goes on with sampling. Raises EngineError."""
+        await self._pauses.restore_memory(tags)
 
     async def publish(self, weights: Any, version: int) -> None:
         """See `Engine.publish`. weights: a folder, as a path, that the server can read; it must not change later.
@@ -181,6 +215,8 @@ class SGLangEngine:
         """
         folder = Path(weights)
         async with self._publishing:
+            if "weights" in self._pauses.released:
+                raise EngineError(f"engine {self._name}: the memory of its weights is released; restore it first")
             known = self._version
             model = await self.refresh()
             if known < version == self._version and model.model_path == str(folder):
@@ -193,29 +229,50 @@ class SGLangEngine:
             self._num_publishes += 1
 
     async def _update(self, folder: Path, version: int) -> None:
-        body = {
-            "model_path": str(folder),
-            "weight_version": str(version),
-            "flush_cache": self._pause_mode != "in_place",  # SGLang cannot while turns keep their cache
-        }
-        is_resumed = False
+        has_memory, is_resumed = not self._pauses.released, False
         try:
             await self.pause()
-            response = await self._client.post("/update_weights_from_disk", body, is_idempotent=True)
-            await self.resume()
+            # SGLang cannot flush while turns keep their cache.
+            await self.weights.from_disk(folder, str(version), flush_cache=self._pause_mode != "in_place")
+            if has_memory:  # else nothing is to be sampled before the rest of it is back
+                await self.resume()
             is_resumed = True
         finally:
-            if not is_resumed:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLEANUP_S), suppress(EngineError):
+            if has_memory and not is_resumed:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S), suppress(EngineError):
                     await self.resume()
-        verdict = self._checked(response).decode(Verdict)
-        if not verdict.success:
-            raise EngineError(f"engine {self._name} did not take version {version}: {verdict.message}")
 
-    async def _abort(self, rid: str) -> None:
-        # Closing the connection aborts a turn too, but SGLang may notice seconds later.
-        with suppress(EngineError):
-            await self._client.post("/abort_request", {"rid": rid}, is_idempotent=True)
+    async def _ask(self, prompt: Ids, sampling: SamplingParams, session: str, version: int) -> HttpResponse:
+        """Send a turn, once more under another name if the server still runs what a broken connection has left."""
+        for rid in (uuid4().hex, uuid4().hex):
+            body = generate_body(rid, prompt, sampling, session=session, cache_version=version)
+            try:
+                response = await self._client.post("/generate", body, is_idempotent=True)
+            except trio.Cancelled:
+                # Closing the connection aborts a turn too, but SGLang may notice seconds later.
+                self._num_aborted += 1
+                self._nursery.start_soon(self._pauses.give_up, rid)
+                raise
+            if response.status != 400 or b"Duplicate request" not in response.body:
+                break
+            self._nursery.start_soon(self._pauses.give_up, rid)
+        return response
+
+    def _check_turn(self, prompt: Ids, sampling: SamplingParams, session: str) -> None:
+        if not len(prompt):
+            raise EngineError(f"engine {self._name}: a prompt needs at least one id, got none (session {session!r})")
+        if self._vocab_size is not None and not (prompt.min() >= 0 and prompt.max() < self._vocab_size):
+            raise EngineError(
+                f"engine {self._name}: ids must be in [0, {self._vocab_size}), got {prompt.min()} to {prompt.max()} "
+                f"(session {session!r})"
+            )
+        if self._pauses.released:
+            raise EngineError(f"engine {self._name}: its memory is released; restore it first (session {session!r})")
+        if sampling.truncation != Truncation() and not self._truncates:
+            raise EngineError(
+                f"engine {self._name}: a turn must be drawn from the whole distribution, which its log-probabilities "
+                f"are those of, or importance ratios are biased; got {sampling.truncation} (session {session!r})"
+            )
 
     def _checked(self, response: HttpResponse) -> HttpResponse:
         if response.status != 200:
@@ -224,7 +281,7 @@ class SGLangEngine:
         return response
 
     def _to_version(self, said: str | int) -> int:
-        if said == _UNNAMED:
+        if said == UNNAMED:
             return self._first_version
         try:
             return int(said)
@@ -233,35 +290,6 @@ class SGLangEngine:
                 f"engine {self._name}: expected a weight version that is a number, the server has {said!r}; somebody "
                 "else publishes to it"
             ) from error
-
-    def _completion(self, generated: Generated, session: str) -> Completion:
-        meta, ids = generated.meta_info, generated.output_ids
-        kind = meta.finish_reason.type if meta.finish_reason is not None else "no reason"
-        if kind not in ("stop", "length"):
-            message = meta.finish_reason.message if meta.finish_reason is not None else ""
-            raise EngineError(f"engine {self._name} ended a turn of session {session!r} by {kind}: {message}")
-        reported = meta.output_token_logprobs
-        if reported is None or [token for _, token, _ in reported] != ids or not ids:
-            raise EngineError(
-                f"engine {self._name}: expected a log-probability for each of {len(ids)} ids, got "
-                f"{'none' if reported is None else len(reported)} (session {session!r})"
-            )
-        raw = np.array([math.nan if logprob is None else logprob for logprob, _, _ in reported], np.float32)
-        is_finite = np.isfinite(raw)
-        spans = meta.weight_versions or [WeightVersion(version=meta.weight_version or _UNNAMED, start=0, end=len(ids))]
-        finish_reason: FinishReason = "stop" if kind == "stop" else "length"
-        return Completion(
-            ids=np.array(ids, np.int32),
-            logprobs=np.where(is_finite, np.minimum(raw, 0.0), 0.0),
-            loss_mask=is_finite,
-            version_spans=tuple(
-                VersionSpan(version=self._to_version(span.version), start=span.start, end=span.end) for span in spans
-            ),
-            finish_reason=finish_reason,
-            engine=self._name,
-            pool=self._pool,
-            cached_tokens=meta.cached_tokens,
-        )
 
     def _count(self, completion: Completion, num_prompt: int) -> None:
         self._prompt_tokens += num_prompt
@@ -277,22 +305,3 @@ class SGLangEngine:
                 f"engine {self._name} at {self._client.url} serves version {served}, but was given {expected}: it has "
                 "been restarted since; publish to it again"
             )
-
-
-def _generate_body(rid: str, prompt: Ids, sampling: SamplingParams, session: str, version: int) -> dict[str, Any]:
-    return {
-        "rid": rid,
-        "input_ids": prompt.tolist(),
-        "sampling_params": {
-            "temperature": sampling.temperature,
-            "max_new_tokens": sampling.max_new_tokens,
-            "stop_token_ids": list(sampling.stop_ids),
-            "sampling_seed": sampling.seed,
-            "top_k": sampling.truncation.top_k or -1,
-            "top_p": sampling.truncation.top_p,
-            "min_p": sampling.truncation.min_p,
-        },
-        "return_logprob": True,
-        "session_id": session,
-        "cache_salt": f"v{version}",
-    }

@@ -168,13 +168,20 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
     model_path: str = ""
     weight_version: str = "default"
+    preferred_sampling_params: dict[str, Any] | None = None
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """What a client reads of /server_info. engine: only this package's server has it."""
+    """What a client reads of /server_info. engine: only this package's server has it. The rest: settings by which a
+    server draws from another distribution than it reports."""
 
     version: str = ""
     engine: str = "sglang"
+    speculative_algorithm: str | None = None
+    speculative_accept_threshold_single: float = 1.0
+    speculative_accept_threshold_acc: float = 1.0
+    watermark_default_enabled: bool = False
+    watermark_enforce_all: bool = False
 
 
 class Verdict(msgspec.Struct, kw_only=True):

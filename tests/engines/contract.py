@@ -140,7 +140,8 @@ class EngineContract:
             await engine.generate(PROMPT, self.repeatable, session="s")
         assert scope.cancelled_caught
         assert same(
-            await engine.generate(PROMPT, self.repeatable, session="s"), await engine.generate(PROMPT, self.repeatable, session="t")
+            await engine.generate(PROMPT, self.repeatable, session="s"),
+            await engine.generate(PROMPT, self.repeatable, session="t"),
         )
         statistics = engine.statistics()
         assert statistics.num_aborted == 1

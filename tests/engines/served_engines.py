@@ -59,7 +59,7 @@ async def open_served(
     async with trio.open_nursery() as nursery:
         host = Host(nursery)
         host.serve(engine, model, server_token)
-        options = {"name": "engine-0", "pool": "lagging", **options}
+        options = {"name": "engine-0", "pool": "lagging", "truncates": True, **options}
         async with open_sglang_engine("http://engine", tensors=tensors, connect=host.connect, **options) as client:
             yield client, host
         nursery.cancel_scope.cancel()

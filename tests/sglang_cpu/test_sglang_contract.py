@@ -30,7 +30,8 @@ class TestSGLangServer(PauseContract, EngineContract):
     async def engine(self, _use_folder: None, ids_server: SGLangServer) -> AsyncIterator[SGLangEngine]:
         await reset(ids_server)
         tensors = tensor_shapes(ids_server.folder)
-        async with open_sglang_engine(ids_server.url, tensors=tensors, name="engine-0", pool="lagging") as engine:
+        options = {"tensors": tensors, "name": "engine-0", "pool": "lagging", "truncates": True}
+        async with open_sglang_engine(ids_server.url, **options) as engine:
             yield engine
 
     def weights(self, version: int) -> Path:
