@@ -118,7 +118,8 @@ class EnvFamily(Protocol):
     """A data set of tasks of one kind.
 
     name: what `--tasks` and metrics call it. max_turns: its usual limit. A family that needs more than a thread, or
-    has data sets with names of their own, says so in an attribute `traits` (see `FamilyTraits`).
+    has data sets with names of their own, says so in an attribute `traits` (see `FamilyTraits`). One whose tasks have
+    different tools has a method `tools_of` (see `tools_for`); `tools` are then all of them.
     """
 
     @property
@@ -181,6 +182,13 @@ def traits_of(family: EnvFamily) -> FamilyTraits:
     if not isinstance(traits, FamilyTraits):
         raise ConfigError(f"{family.name}: expected traits to be FamilyTraits, got {traits!r}")
     return traits
+
+
+def tools_for(family: EnvFamily, task: Task) -> tuple[Tool, ...]:
+    """The tools that one task is played with: what the family's method `tools_of` says if it has one, else all of the
+    family's. A family returns the same objects each time, so that rendered tools can be kept."""
+    tools_of: Callable[[Task], tuple[Tool, ...]] | None = getattr(family, "tools_of", None)
+    return family.tools if tools_of is None else tools_of(task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.env import EnvFamily, Message, Tool
+from agentrl_jax.env import EnvFamily, Message, Tool, tools_for
 from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.params import num_params
 from agentrl_jax.policy import Policy, create_policy, open_policy
@@ -155,13 +155,17 @@ def play_demonstrations(
 ) -> list[tuple[tuple[Message, ...], tuple[Tool, ...]]]:
     """`count` episodes of the scripted experts on training tasks, the families taking turns.
 
-    limit: use at most the first so many tasks of each family.
+    limit: use at most the first so many tasks of each family. Raises ConfigError for a family without training tasks.
     """
+    benchmarks = [family.name for family in families if not family.num_tasks("train")]
+    if benchmarks:
+        raise ConfigError(f"{', '.join(benchmarks)} can only be evaluated on: it has no training tasks")
     played = []
     for number in range(count):
         family = families[number % len(families)]
         num_tasks = family.num_tasks("train") if limit is None else min(limit, family.num_tasks("train"))
         index = (number // len(families)) % num_tasks
         rng = Random(derive_seed(seed, "demonstration", family.name, number))
-        played.append((family.demonstrate(family.task("train", index), rng, noise=noise), family.tools))
+        task = family.task("train", index)
+        played.append((family.demonstrate(task, rng, noise=noise), tools_for(family, task)))
     return played

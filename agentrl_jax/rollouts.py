@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -16,7 +17,7 @@ from agentrl_jax.controller.statistics import RolloutStatistics, SessionCounts
 from agentrl_jax.controller.telemetry import Telemetry
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.engines.protocol import Engine
-from agentrl_jax.env import EnvFamily
+from agentrl_jax.env import EnvFamily, tools_for
 from agentrl_jax.evaluation import Evaluation, summarise
 from agentrl_jax.rendering.tokenizer import ChatTokenizer
 from agentrl_jax.rendering.transcript import TemplateRenderer
@@ -117,6 +118,7 @@ class Rollouts:
             family.name: EpisodeSetup(
                 sessions=self._sessions[family.name],
                 tools=family.tools,
+                tools_of=partial(tools_for, family),
                 renderer=self._renderers[family.name],
                 choose_engine=choose_engine,
                 config=replace(

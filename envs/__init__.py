@@ -9,6 +9,7 @@ def register_all(registry: EnvRegistry) -> None:
     Raises ConfigError for a name that is taken.
     """
     registry.register("alfworld", "envs.alfworld:family")
+    registry.register("bfcl", "envs.bfcl:family")
     registry.register("kg", "envs.knowledge_graph:family")
     registry.register("webshop", "envs.webshop:family")
     registry.register_installed()

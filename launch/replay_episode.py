@@ -14,6 +14,7 @@ import tyro
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.episode_replay import CallBudget, Closing, ReplayedTurn, replay
+from agentrl_jax.env import tools_for
 from agentrl_jax.episode_log import RecordedEpisode, read_episode
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.config import read_rendering
@@ -59,7 +60,7 @@ def _replay(config: ReplayConfig, episode: RecordedEpisode, say: Callable[[str],
     renderer = TemplateRenderer(tokenizer, tools=family.tools, config=read_rendering(config.run_dir / "model"))
     say(f"{episode.episode_id}  {task.key}  step {episode.step}  {len(episode.turns)} turns  {_outcome(episode)}")
     divergence, number = "", 0
-    for part in replay(episode, family.make, renderer, family.tools, budget):
+    for part in replay(episode, family.make, renderer, tools_for(family, task), budget):
         for line in _closing_lines(part) if isinstance(part, Closing) else _turn_lines(part, tokenizer):
             say(line)
         divergence = part.divergence

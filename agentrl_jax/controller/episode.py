@@ -126,6 +126,7 @@ class EpisodeConfig:
 class EpisodeSetup:
     """What all episodes of one environment share. `clock` only measures; deadlines are trio's.
 
+    tools_of: the tools of a task; None: all have `tools`.
     observe: told of each episode that has ended, and of its calls.
     render_threads: where slow rendering runs; None: on the event loop, whose virtual clock would not wait for a thread.
     """
@@ -137,6 +138,7 @@ class EpisodeSetup:
     config: EpisodeConfig
     run_seed: int
     clock: Callable[[], float] = trio.current_time
+    tools_of: Callable[[Task], tuple[Tool, ...]] | None = None
     observe: ObserveEpisode | None = None
     render_threads: trio.CapacityLimiter | None = None
 
@@ -157,7 +159,7 @@ class _Episode:
     def __init__(self, task: Task, group_id: int, member: int, setup: EpisodeSetup) -> None:
         self.task, self.group_id, self.member = task, group_id, member
         self.setup, self.config = setup, setup.config
-        self.stream = setup.renderer.stream(setup.tools)
+        self.stream = setup.renderer.stream(setup.tools if setup.tools_of is None else setup.tools_of(task))
         self.turns: list[Turn] = []
         self.first_turns: list[int] = []  # of each segment
         self.ids: Ids = as_ids(())  # of the last segment
