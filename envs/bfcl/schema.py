@@ -33,7 +33,7 @@ def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Raise BadArguments unless the arguments are the tool's: all it needs, no others, lists and objects in their places.
+    """Raise BadArguments unless the arguments are the tool's: all it needs, no others, lists where they belong.
 
     A string, number, boolean or null in the place of another of these is left to the program, as BFCL leaves it: some
     of its answers expect a program to refuse one.
