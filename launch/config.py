@@ -1,10 +1,8 @@
 """The command line: checks that come before any device is touched, and the parsing of one frozen config."""
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
 
 import tyro
 
@@ -16,17 +14,9 @@ from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.saved_config import read_config
 from envs import register_all
-
-ConfigT = TypeVar("ConfigT")
-
-
-def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, program: str) -> ConfigT:
-    """Parse `arguments` (None: the process's own). Prints a message and exits with code 2 if they are wrong."""
-    try:
-        return tyro.cli(config_type, args=arguments, prog=f"python -m {program}")
-    except ConfigError as error:
-        refuse(error, program=program)
-
+from launch.command import parse as parse
+from launch.command import printer as printer
+from launch.command import refuse as refuse
 
 RECIPES: Mapping[str, TrainConfig] = {
     "kg": TrainConfig(),
@@ -102,12 +92,6 @@ def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
         raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
 
 
-def refuse(error: ConfigError, *, program: str) -> NoReturn:
-    """Say what is wrong in one paragraph and exit with code 2."""
-    print(f"{program}: {error}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
     """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing."""
     if config.data is not None and not config.data.is_dir():
@@ -142,8 +126,3 @@ def _options(config: TrainConfig, name: str) -> FamilyOptions:
         upstream_compat=config.upstream_compat,
         eval_set=config.eval_set.get(name),
     )
-
-
-def printer() -> Callable[[str], None]:
-    """Print a line at once, also into a pipe."""
-    return lambda line: print(line, flush=True)

@@ -68,7 +68,7 @@ def test_a_data_set_must_be_one_that_the_family_declares(tmp_path, monkeypatch):
     registry = EnvRegistry()
     register_all(registry)
     assert registry.make("theirs", FamilyOptions(eval_set="dev")).max_turns == 4
-    with pytest.raises(ConfigError, match="theirs has no data set 'std' .*known ones are dev"):
+    with pytest.raises(ConfigError, match=r"theirs has no data set 'std' .*known ones are dev"):
         registry.make("theirs", FamilyOptions(eval_set="std"))
     with pytest.raises(ConfigError, match="known ones are none"):
         registry.make("kg", FamilyOptions(eval_set="std"))
