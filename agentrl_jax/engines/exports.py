@@ -89,6 +89,10 @@ class ExportFolder:
         self._exports: dict[int, Export] = {}
 
     @property
+    def dtype(self) -> WeightDType:
+        return self._dtype
+
+    @property
     def shapes(self) -> TensorShapes:
         return {name: place.shape for name, place in self._places.items()}
 

@@ -2,28 +2,24 @@
 
 Invariants:
 - Whether the lagging policy samples a turn depends on (run seed, group, member, turn), never on when it is asked.
-- In each pool a session keeps its engine, and with it its cached prefix, until that engine is clearly fuller than
-  another one.
+- Within a pool, seats.py decides: a session keeps its engine unless that is clearly fuller than another one, or out.
 - Between publishes, lagging engines are at most `lagging_period - 1` versions behind the current ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from agentrl_jax.engines.protocol import Engine, EngineStatistics
+from agentrl_jax.engines.seats import NoOutages, Outages, Seats
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.seeding import derive_seed
-from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
+from agentrl_jax.types import Pool
 
 _DEFAULT_PERIOD = 8
 _SEEDS = 2**63  # derive_seed gives numbers below this
-# Sessions that an engine may have more than the emptiest of its pool: a few, or a quarter on top. Moving a session
-# costs its whole prefix, and ends come in bursts of a group, so that small differences even out by themselves.
-_SPARE_SESSIONS = 4
-_SPARE_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,7 @@ class PoolConfig:
 class PoolStatistics:
     """A snapshot. num_turns (by pool) and num_moves count since the start; the others are by engine name, of now.
 
-    num_moves: sessions that left a full engine for another one of its pool.
+    num_moves: sessions that left an engine that was full, or out, for another one of its pool.
     num_sessions: those that have asked the engine for a turn, or left another for it, and have not ended.
     engines: each engine's own.
     """
@@ -73,12 +69,20 @@ class EnginePool:
     An engine it returns is good for that session only: ending the session there tells the pool that it has left.
     """
 
-    def __init__(self, current: Sequence[Engine], lagging: Sequence[Engine], config: PoolConfig, run_seed: int) -> None:
+    def __init__(
+        self,
+        current: Sequence[Engine],
+        lagging: Sequence[Engine],
+        config: PoolConfig,
+        run_seed: int,
+        outages: Outages | None = None,
+    ) -> None:
         """Raises ConfigError: engines that do not fit `config`, say they belong elsewhere, or share a name."""
         _check(current, lagging, config)
         self.config = config
         self._run_seed = run_seed
-        self._current, self._lagging = _Seats(current, run_seed), _Seats(lagging, run_seed)
+        outages = outages or NoOutages()
+        self._current, self._lagging = Seats(current, run_seed, outages), Seats(lagging, run_seed, outages)
 
     @property
     def version(self) -> int:
@@ -86,14 +90,14 @@ class EnginePool:
         return min(engine.version for engine in self._current.engines)
 
     def __call__(self, group_id: int, member: int, turn: int) -> Engine:
-        """The engine of this turn of training: with probability `lagging_prob` a lagging one."""
+        """The engine of this turn of training: with probability `lagging_prob` a lagging one, if one serves."""
         draw = derive_seed(self._run_seed, "pool", group_id, member, turn)
-        is_lagging = draw < self.config.lagging_prob * _SEEDS
-        return (self._lagging if is_lagging else self._current).take(group_id, member)
+        is_lagging = draw < self.config.lagging_prob * _SEEDS and self._lagging.is_serving
+        return (self._lagging if is_lagging else self._current).take(group_id, member, self._current)
 
     def choose_current(self, group_id: int, member: int, turn: int) -> Engine:
         """The engine of this turn of evaluation: always a current one."""
-        return self._current.take(group_id, member)
+        return self._current.take(group_id, member, self._current)
 
     async def publish(self, weights: Any, version: int) -> Mapping[str, int]:
         """Publish to every engine that is due, all at once; return which version each engine of the pool serves.
@@ -136,83 +140,6 @@ class EnginePool:
 
     def _versions(self) -> dict[str, int]:
         return {engine.name: engine.version for pool in (self._current, self._lagging) for engine in pool.engines}
-
-
-class _Seats:
-    """Which engine of one pool each session uses."""
-
-    def __init__(self, engines: Iterable[Engine], run_seed: int) -> None:
-        self.engines = tuple(engines)
-        self.num_sessions = [0] * len(self.engines)
-        self.num_turns = self.num_moves = 0
-        self._run_seed = run_seed
-        self._seats: dict[tuple[int, int], int] = {}
-
-    def take(self, group_id: int, member: int) -> Engine:
-        """The engine of the session's next turn."""
-        session = (group_id, member)
-        before = self._seats.get(session)
-        if before is not None:
-            self.num_sessions[before] -= 1
-        index = self._unless_full(self._home(group_id) if before is None else before)
-        self.num_sessions[index] += 1
-        self._seats[session] = index
-        self.num_turns += 1
-        self.num_moves += before not in (None, index)
-        return _Seat(self.engines[index], lambda: self._leave(session, index))
-
-    def _leave(self, session: tuple[int, int], index: int) -> None:
-        if self._seats.get(session) == index:  # else it has left, or moved, before
-            del self._seats[session]
-            self.num_sessions[index] -= 1
-
-    def _home(self, group_id: int) -> int:
-        """Where all members of a group go first, to share their prompt's prefix.
-
-        Each run of as many consecutive groups as there are engines visits every engine once, in an order of its
-        own: even, and in step with no pattern of the tasks.
-        """
-        count = len(self.engines)
-        block, place = divmod(group_id, count)
-        return sorted(range(count), key=lambda index: derive_seed(self._run_seed, "home", block, index))[place]
-
-    def _unless_full(self, index: int) -> int:
-        least = min(self.num_sessions)
-        spare = max(_SPARE_SESSIONS, least // _SPARE_DIVISOR)
-        return index if self.num_sessions[index] - least <= spare else self.num_sessions.index(least)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """An engine as one session sees it."""
-
-    engine: Engine
-    leave: Callable[[], None]
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def pool(self) -> Pool:
-        return self.engine.pool
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
-        return await self.engine.generate(prompt_ids, sampling, session=session)
-
-    async def end_session(self, session: str) -> None:
-        self.leave()  # first: an engine that fails or hangs here must not keep the seat taken
-        await self.engine.end_session(session)
-
-    async def publish(self, weights: Any, version: int) -> None:
-        await self.engine.publish(weights, version)
-
-    def statistics(self) -> EngineStatistics:
-        return self.engine.statistics()
 
 
 def _check(current: Sequence[Engine], lagging: Sequence[Engine], config: PoolConfig) -> None:

@@ -10,7 +10,7 @@ from agentrl_jax.errors import ConfigError
 TransportName = Literal["disk", "tensor", "distributed"]
 InFlightMode = Literal["in_place", "retract", "abort", "drain"]
 
-_POSITIVE = ("verify_every", "timeout_s", "evict_after", "max_outage_s", "bucket_bytes", "probe_tolerance")
+_POSITIVE = ("verify_every", "timeout_s", "evict_after", "max_outage_s", "bucket_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class PublishConfig:
     """The run ends if no current engine has served for so long"""
     bucket_bytes: int = 512 << 20
     """Weights are gathered and sent in parts of this size"""
-    probe_tolerance: float = 0.05
-    """Mean difference (nats a token) between a server's log-probabilities of eight tokens and the learner's, above
-    which a run does not start"""
+    probe_tolerance: float | None = None
+    """Largest difference (nats) between a server's log-probabilities of eight tokens and the learner's at which a run
+    starts (default: 0.001 where servers compute in float32, 0.2 in bfloat16)"""
     token_variable: str = "AGENTRL_ENGINE_TOKEN"
     """Environment variable that holds the servers' token, if they want one"""
     python: Path | None = None
@@ -59,6 +59,8 @@ class PublishConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--publish.{name.replace('_', '-')} must be > 0, got {getattr(self, name)}")
+        if self.probe_tolerance is not None and not self.probe_tolerance > 0:
+            raise ConfigError(f"--publish.probe-tolerance must be > 0, got {self.probe_tolerance}")
         is_distributed = self.transport == "distributed"
         if is_distributed != (self.python is not None):
             problem = "needs --publish.python" if is_distributed else "has no use for --publish.python"

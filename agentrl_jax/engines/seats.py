@@ -1,0 +1,158 @@
+"""Which engine of a pool serves each session, and what becomes of its turns when that engine is out. No jax.
+
+Invariants:
+- A session keeps its engine, and with it its cached prefix, until that engine is clearly fuller than another one, or
+  out.
+- A turn is lost only if no engine can serve it: one that an engine fails by going out is asked of another one. While
+  no lagging engine serves, current ones take their turns; while no current one does, turns wait.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
+
+import trio
+
+from agentrl_jax.engines.protocol import Engine, EngineStatistics
+from agentrl_jax.errors import EngineError
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
+
+# Sessions that an engine may have more than the emptiest of its pool: a few, or a quarter on top. Moving a session
+# costs its whole prefix, and ends come in bursts of a group, so that small differences even out by themselves.
+_SPARE_SESSIONS = 4
+_SPARE_DIVISOR = 4
+
+
+class Outages(Protocol):
+    """Knows which engines, by name, are out: failed, and not back yet."""
+
+    def is_serving(self, name: str) -> bool:
+        """Whether a turn that begins now at this engine is served."""
+        ...
+
+    async def until_any(self, names: Collection[str]) -> None:
+        """Return once one of these engines serves."""
+        ...
+
+
+class NoOutages:
+    """Of engines that end the run when they fail."""
+
+    def is_serving(self, name: str) -> bool:
+        return True
+
+    async def until_any(self, names: Collection[str]) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Seats:
+    """Which engine of one pool each session uses."""
+
+    def __init__(self, engines: Iterable[Engine], run_seed: int, outages: Outages) -> None:
+        self.engines = tuple(engines)
+        self.num_sessions = [0] * len(self.engines)
+        self.num_turns = self.num_moves = 0
+        self._run_seed, self._outages = run_seed, outages
+        self._names = tuple(engine.name for engine in self.engines)
+        self._seats: dict[tuple[int, int], int] = {}
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether any engine serves."""
+        return any(map(self._outages.is_serving, self._names))
+
+    def take(self, group_id: int, member: int, otherwise: "Seats") -> Engine:
+        """The engine of the session's next turn. otherwise: where the turn goes if none here serves any more."""
+        self.num_turns += 1
+        return Seat(self, (group_id, member), self.sit((group_id, member)), otherwise)
+
+    def sit(self, session: tuple[int, int]) -> int:
+        """Give the session a seat at an engine that serves, if there is one; return the engine's index."""
+        before = self._seats.get(session)
+        if before is not None:
+            self.num_sessions[before] -= 1
+        index = self._unless_full(self._home(session[0]) if before is None else before)
+        self.num_sessions[index] += 1
+        self._seats[session] = index
+        self.num_moves += before not in (None, index)
+        return index
+
+    def leave(self, session: tuple[int, int], index: int) -> None:
+        if self._seats.get(session) == index:  # else it has left, or moved, before
+            del self._seats[session]
+            self.num_sessions[index] -= 1
+
+    def serves(self, index: int) -> bool:
+        return self._outages.is_serving(self._names[index])
+
+    async def until_serving(self) -> None:
+        await self._outages.until_any(self._names)
+
+    def _home(self, group_id: int) -> int:
+        """Where all members of a group go first, to share their prompt's prefix.
+
+        Each run of as many consecutive groups as there are engines visits every engine once, in an order of its
+        own: even, and in step with no pattern of the tasks.
+        """
+        count = len(self.engines)
+        block, place = divmod(group_id, count)
+        return sorted(range(count), key=lambda index: derive_seed(self._run_seed, "home", block, index))[place]
+
+    def _unless_full(self, index: int) -> int:
+        serving = [i for i in range(len(self.engines)) if self.serves(i)] or [index]
+        least = min(self.num_sessions[i] for i in serving)
+        spare = max(_SPARE_SESSIONS, least // _SPARE_DIVISOR)
+        if index in serving and self.num_sessions[index] - least <= spare:
+            return index
+        return next(i for i in serving if self.num_sessions[i] == least)
+
+
+class Seat:
+    """An engine as one session sees it. It becomes another one if a turn cannot be served otherwise."""
+
+    def __init__(self, seats: Seats, session: tuple[int, int], index: int, otherwise: Seats) -> None:
+        self._seats, self._session, self._index, self._otherwise = seats, session, index, otherwise
+
+    @property
+    def engine(self) -> Engine:
+        return self._seats.engines[self._index]
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def pool(self) -> Pool:
+        return self.engine.pool
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
+        while True:
+            if not self._seats.serves(self._index):
+                await self._move()
+            try:
+                return await self.engine.generate(prompt_ids, sampling, session=session)
+            except EngineError:
+                if self._seats.serves(self._index):
+                    raise
+
+    async def _move(self) -> None:
+        if not self._seats.is_serving:
+            self._seats.leave(self._session, self._index)
+            self._seats = self._otherwise
+            await self._seats.until_serving()
+        self._index = self._seats.sit(self._session)
+
+    async def end_session(self, session: str) -> None:
+        # First: an engine that fails or hangs here must not keep the seat taken.
+        self._seats.leave(self._session, self._index)
+        await self.engine.end_session(session)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        await self.engine.publish(weights, version)
+
+    def statistics(self) -> EngineStatistics:
+        return self.engine.statistics()
