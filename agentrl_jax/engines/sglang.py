@@ -180,13 +180,13 @@ class SGLangEngine:
         await self._pauses.pause()
 
     async def resume(self) -> None:
-        """Go on with every turn but those that were given up. Raises EngineError if the server cannot be told."""
+        """Go on with every turn. Raises EngineError if the server cannot be told."""
         await self._pauses.resume()
 
     async def abort_all(self) -> None:
         """End every turn of the server, whoever asked for it; not in a pause, where SGLang loses some of these
         requests. Raises EngineError."""
-        if self._pauses.is_paused:
+        if self.weights.is_paused:
             raise EngineError(f"engine {self._name} is paused: abort before the pause, or after it")
         await self.weights.abort_all()
 

@@ -25,13 +25,7 @@ class ServerPauses:
 
     def __init__(self, client: HttpClient, weights: ServerWeights, mode: PauseMode) -> None:
         self._client, self._weights, self._mode = client, weights, mode
-        self._is_paused = False
         self._released: set[MemoryTag] = set()
-        self._given_up: set[str] = set()
-
-    @property
-    def is_paused(self) -> bool:
-        return self._is_paused
 
     @property
     def released(self) -> frozenset[MemoryTag]:
@@ -40,11 +34,10 @@ class ServerPauses:
 
     async def pause(self) -> None:
         """Return once nothing is sampled, until `resume`. Raises EngineError."""
-        self._is_paused = True
         await self._weights.pause(self._mode)
 
     async def resume(self) -> None:
-        """Go on with every turn but those that were given up. Raises EngineError if the server cannot be told."""
+        """Go on with every turn. Raises EngineError if the server cannot be told."""
         for attempt in range(1, _NUM_RESUMES + 1):
             try:
                 await self._weights.resume()
@@ -52,15 +45,13 @@ class ServerPauses:
             except HttpError:  # perhaps it has been told: a pause that nobody ends is worse than telling it twice
                 if attempt == _NUM_RESUMES:
                     raise
-        self._is_paused = False
-        while self._given_up:
-            await self._abort(self._given_up.pop())
 
     async def give_up(self, rid: str) -> None:
         """End the turn of this name, whatever becomes of the caller."""
-        if self._is_paused:
-            self._given_up.add(rid)  # SGLang loses the abort of a turn that came in the pause
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
+            await self._abort(rid)
+        if self._weights.is_paused:  # then SGLang has lost the request if the turn came in the pause
+            await self._weights.going_on()
             await self._abort(rid)
 
     async def release_memory(self, tags: Sequence[MemoryTag]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import trio
 
 from agentrl_jax.engines.http import HttpClient, HttpResponse
 from agentrl_jax.engines.sglang_schema import PauseMode, Verdict
@@ -48,6 +49,17 @@ class ServerWeights:
 
     def __init__(self, client: HttpClient, name: str) -> None:
         self._client, self._name = client, name
+        self._going_on = trio.Event()
+        self._going_on.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for here, and nobody has ended it."""
+        return not self._going_on.is_set()
+
+    async def going_on(self) -> None:
+        """Return once it is not paused."""
+        await self._going_on.wait()
 
     async def server_facts(self) -> ServerFacts:
         return self._checked(await self._client.get("/server_info")).decode(ServerFacts)
@@ -57,10 +69,13 @@ class ServerWeights:
 
     async def pause(self, mode: PauseMode) -> None:
         """Return once the server samples nothing, until `resume`."""
+        if not self.is_paused:
+            self._going_on = trio.Event()
         self._checked(await self._client.post("/pause_generation", {"mode": mode}, is_idempotent=True))
 
     async def resume(self) -> None:
         self._checked(await self._client.post("/continue_generation", {}, is_idempotent=True))
+        self._going_on.set()
 
     async def abort_all(self) -> None:
         """End every turn of the server, whoever asked for it. Not while it is paused in_place: SGLang defers it."""
