@@ -9,11 +9,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 import trio
 
 from agentrl_jax.controller.cancellation import unwrapped_errors
+from agentrl_jax.controller.outcomes import Outcome
 from agentrl_jax.controller.sessions import Session, SessionFactory
 from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import (
@@ -83,51 +84,15 @@ class HostStatistics:
     num_repeated: int
 
 
-class _Outcome(Generic[T]):
-    """What a request came to; any number of callers may wait for it."""
-
-    def __init__(self) -> None:
-        self._known = trio.Event()
-        self._value: T | None = None
-        self._error: EnvError | None = None
-
-    @property
-    def is_known(self) -> bool:
-        return self._known.is_set()
-
-    async def record(self, call: Callable[[], Awaitable[T]]) -> None:
-        """Carry out `call` and keep its value or its EnvError; if it is cancelled, keep that."""
-        try:
-            self._value = await call()
-        except EnvError as error:
-            self._error = error
-        except trio.Cancelled:
-            self.fail(EnvError("the session was closed before it answered"))
-            raise
-        self._known.set()
-
-    def fail(self, error: EnvError) -> None:
-        """There will be no value, unless there is one already."""
-        if not self.is_known:
-            self._error = error
-            self._known.set()
-
-    async def wait(self) -> T:
-        await self._known.wait()
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._value)
-
-
 class _Hosted:
     """One session and the task that owns it."""
 
     def __init__(self, session_id: str, task: Task, session: Session, config: HostConfig) -> None:
         self.session_id, self.task = session_id, task
         self._session, self._config = session, config
-        self.start: _Outcome[tuple[Message, ...]] = _Outcome()
-        self.closed: _Outcome[None] = _Outcome()
-        self._last: _Outcome[StepResult] | None = None
+        self.start: Outcome[tuple[Message, ...]] = Outcome()
+        self.closed: Outcome[None] = Outcome()
+        self._last: Outcome[StepResult] | None = None
         self._last_action: Action | None = None
         self._num_requests = 0
         self._is_over = False
@@ -176,7 +141,7 @@ class _Hosted:
         """Let the time to its expiry begin anew."""
         self._idle.deadline = trio.current_time() + self._config.idle_expiry_s
 
-    def request(self, request_id: int, action: Action) -> tuple[_Outcome[StepResult], bool]:
+    def request(self, request_id: int, action: Action) -> tuple[Outcome[StepResult], bool]:
         """The outcome of a request, and whether it had been asked for before."""
         if self._last is not None and request_id == self._num_requests:
             if repr(action) != repr(self._last_action):  # not by ==: a NaN differs from itself
@@ -185,7 +150,7 @@ class _Hosted:
             return self._last, True
         self._check_next(request_id)
         self._num_requests, self._last_action = request_id, action
-        self._last = outcome = _Outcome[StepResult]()
+        self._last = outcome = Outcome[StepResult]()
         self._sender.send_nowait(lambda: outcome.record(lambda: self._timed("step", lambda: self._step(action))))
         return outcome, False
 

@@ -50,7 +50,7 @@ class GrpcRefusal(Exception):
 
 
 class GrpcStream:
-    """One call. One task at a time sends, one receives.
+    """One call. Any task may send, one receives.
 
     headers: what the other side opened it with; on the client's side empty.
     """
@@ -61,12 +61,14 @@ class GrpcStream:
         self._buffer = bytearray()
         self._is_ended = False
         self._error = ""
-        self._news = trio.Event()
+        self._news, self._sending = trio.Event(), trio.Lock()
         self._num_unread = 0  # flow-controlled bytes that the other side has not been told were read
 
     async def send(self, message: bytes) -> None:
-        """Send one message. Raises GrpcError if the stream is over; a cancelled one may leave it useless."""
-        await self._connection.send_data(self._id, _HEADER.pack(0, len(message)) + message)
+        """Send one message, after those of other tasks. Raises GrpcError if the stream is over; a message that is
+        cancelled halfway ends it."""
+        async with self._sending:
+            await self._connection.send_data(self._id, _HEADER.pack(0, len(message)) + message)
 
     async def receive(self, *, max_bytes: int) -> bytes | None:
         """The next message; None after the last. Raises GrpcError if the stream breaks off or a message is refused."""
@@ -189,10 +191,7 @@ class _Connection:
         """Send `data` in frames, as the other side's windows permit. Raises GrpcError if the stream is over."""
         view = memoryview(data)
         while view:
-            stream = self.streams.get(stream_id)
-            if stream is None:
-                raise GrpcError("the stream is over")
-            stream.raise_error()
+            self._check_open(stream_id)
             with _said_as_grpc_error():
                 room = min(self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size, len(view))
                 if room > 0:
@@ -200,9 +199,27 @@ class _Connection:
             if room > 0:
                 view = view[room:]
                 self.flush()
-            else:
+                continue
+            try:
                 await self._room.setdefault(stream_id, trio.Event()).wait()
-        await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                if len(view) < len(data):
+                    self._tear(stream_id)
+                raise
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _check_open(self, stream_id: int) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            raise GrpcError("the stream is over")
+        stream.raise_error()
+
+    def _tear(self, stream_id: int) -> None:
+        """End a stream on which a message cannot be finished."""
+        with suppress(h2.exceptions.ProtocolError):  # it is over already
+            self.h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+        self.flush()
+        self._end(stream_id, "a message was not finished")
 
     def acknowledge(self, stream_id: int, num_bytes: int) -> None:
         """Give the other side room for so many bytes more."""

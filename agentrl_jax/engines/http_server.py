@@ -88,14 +88,15 @@ def check_bind(host: str, token: str | None) -> None:
     """Raise ConfigError if `host` is reachable from elsewhere and anybody could use the server."""
     if token is not None and not (token and token.isascii() and token.isprintable()):
         raise ConfigError("the token must consist of printable ASCII characters, at least one")
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines, which could then sample from this model and replace "
             "its weights: give a --token that clients must send, or stay on 127.0.0.1"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
