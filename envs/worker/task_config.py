@@ -82,11 +82,12 @@ def _with_imports(value: Any, path: Path, within: tuple[Path, ...]) -> Any:
 def _with_defaults(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    under, over = _with_defaults(value.get("default", {})), _with_defaults(value.get("overwrite", {}))
     entries = {key: _with_defaults(item) for key, item in value.items() if key not in ("default", "overwrite")}
     if "default" in value:
+        under = _with_defaults(value["default"])
         entries = {key: _merged(under, item) for key, item in entries.items()}
     if "overwrite" in value:
+        over = _with_defaults(value["overwrite"])
         entries = {key: _merged(item, over) for key, item in entries.items()}
     return entries
 
