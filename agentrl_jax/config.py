@@ -11,8 +11,10 @@ from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
+from agentrl_jax.engines.addresses import LOCAL, check_addresses
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
+from agentrl_jax.engines.publish_config import PublishConfig
 from agentrl_jax.env import EnvFamily, SessionKind, traits_of
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
@@ -58,6 +60,11 @@ class TrainConfig:
     engine_devices: int | None = None
     """Devices that each engine's model is split over: on a CPU the learner's, else those outside of its mesh (default:
     engines are on the first device)"""
+    engines: tuple[str, ...] = (LOCAL,)
+    """Where turns are sampled: local (in this process), or servers that were started with this model, such as
+    sglang:http://host:30000 (SGLang, or python -m launch.engine)"""
+    lagging_engines: tuple[str, ...] = ()
+    """Servers of the lagging policy, where --engines names servers and --pool.lagging-prob is above 0"""
     run_dir: Path | None = None
     """Where the run is recorded; must be new or empty (default: runs/DATE-TIME)"""
     max_steps: int = 60
@@ -112,6 +119,7 @@ class TrainConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     engine: LocalEngineConfig = field(default_factory=lambda: LocalEngineConfig(num_slots=128))
     pool: PoolConfig = field(default_factory=PoolConfig)
+    publish: PublishConfig = field(default_factory=PublishConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     rendering: Annotated[RenderingConfig, tyro.conf.OmitArgPrefixes] = field(default_factory=RenderingConfig)
     warm_up: WarmUpConfig = field(default_factory=WarmUpConfig)
@@ -149,6 +157,7 @@ class TrainConfig:
         if not self.mismatch_alarm > 0.0:
             raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")
         self._check_loss()
+        self._check_engines()
         if self.rollout.dynamic_sampling and self.advantages.credit == "turn":
             raise ConfigError(
                 "--rollout.dynamic-sampling drops groups whose final rewards are equal, from which --advantages.credit "
@@ -189,6 +198,27 @@ class TrainConfig:
                 f"--loss.correction none: asynchronous training with no correction ({', '.join(stale)} above 0) "
                 "would take tokens of other policies for the learner's own; choose another correction, or set them to 0"
             )
+
+    def _check_engines(self) -> None:
+        check_addresses(self.engines, self.lagging_engines)
+        if self.has_local_engines:
+            if self.publish != PublishConfig():
+                raise ConfigError(f"--publish.* has no effect with --engines {LOCAL}: leave it out, or name servers")
+            return
+        if self.pool.has_lagging != bool(self.lagging_engines):
+            raise ConfigError(
+                f"--pool.lagging-prob {self.pool.lagging_prob} and {len(self.lagging_engines)} --lagging-engines: name "
+                "at least one server for the lagging policy, or set --pool.lagging-prob 0"
+            )
+        if self.engine.banned_ids:
+            raise ConfigError("--engine.banned-ids has no effect on servers: leave it out, or use --engines local")
+        if self.engine_devices is not None:
+            raise ConfigError("--engine-devices has no effect with servers: leave it out, or use --engines local")
+
+    @property
+    def has_local_engines(self) -> bool:
+        """Whether turns are sampled in this process."""
+        return LOCAL in self.engines
 
     def with_context(self, max_context_tokens: int) -> "TrainConfig":
         """The config with every size that follows from the longest episode, and with one temperature."""

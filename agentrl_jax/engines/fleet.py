@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import trio
 
+from agentrl_jax.engines.addresses import ServerAddress
 from agentrl_jax.engines.exports import Export, ExportFolder
 from agentrl_jax.engines.publish import Publisher, PublishStatistics
 from agentrl_jax.engines.publish_config import PublishConfig
@@ -37,15 +38,6 @@ _START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAddress:
-    """url: http://host:port. name: what turns record."""
-
-    url: str
-    name: str
-    pool: Pool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What every server must have been started for. model_type: of its config.json. context_tokens: of an episode."""
 
@@ -53,26 +45,6 @@ class ServedModel:
     vocab_size: int
     num_kv_heads: int
     context_tokens: int
-
-
-def parse_addresses(current: Sequence[str], lagging: Sequence[str]) -> tuple[ServerAddress, ...]:
-    """Addresses such as sglang:http://host:port. Raises ConfigError: another kind, or one that is named twice."""
-    addresses = []
-    pools: tuple[tuple[str, Pool, Sequence[str]], ...] = (
-        ("--engines", "current", current),
-        ("--lagging-engines", "lagging", lagging),
-    )
-    for flag, pool, given in pools:
-        for number, text in enumerate(given):
-            kind, _, url = text.partition(":")
-            if kind != "sglang" or not url.startswith(("http://", "https://")):
-                raise ConfigError(f"{flag}: expected sglang:http://host:port, got {text!r}")
-            addresses.append(ServerAddress(url=url.rstrip("/"), name=f"{pool}-{number}", pool=pool))
-    urls = [address.url for address in addresses]
-    twice = sorted({url for url in urls if urls.count(url) > 1})
-    if twice:
-        raise ConfigError(f"an engine serves one policy at a time, but {', '.join(twice)} is named twice")
-    return tuple(addresses)
 
 
 class EngineFleet:

@@ -26,6 +26,8 @@ from agentrl_jax.errors import EngineError
 _CLEANUP_S = 5.0
 """How long a publish that failed may take to let the server go on."""
 
+_NUM_RESUMES = 3
+
 _ANSWER_S = 30.0
 """How long a server may take for what it does at once."""
 
@@ -126,7 +128,7 @@ class Publisher:
             await self._pause(is_known=before is not None)
         verdict = await self._load(export, before)
         with trio.fail_after(_ANSWER_S):
-            await self._weights.resume()
+            await self._resume()
         self._served = export, verdict
         self._pause_s = trio.current_time() - paused_at
 
@@ -154,6 +156,14 @@ class Publisher:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLEANUP_S), suppress(EngineError):
                     await self._weights.resume()
         self.state = PublishState.PAUSED
+
+    async def _resume(self) -> None:
+        """Telling it twice does no harm; a turn that waits for ever does."""
+        for _ in range(_NUM_RESUMES - 1):
+            with suppress(EngineError):
+                await self._weights.resume()
+                return
+        await self._weights.resume()
 
     async def _load(self, export: Export, before: tuple[Export, Verdict] | None) -> Verdict:
         self.state = PublishState.LOADING

@@ -1,0 +1,155 @@
+"""The inference servers of a training run, from exports of the learner's params to a pool of engines.
+
+What needs a device comes in as functions: `gather` makes buckets of params, `score` the learner's log-probabilities.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import trio
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.engines.addresses import parse_addresses
+from agentrl_jax.engines.exports import Export, ExportFolder, default_folder, open_exports, sweep
+from agentrl_jax.engines.fleet import EngineFleet, ServedModel, open_fleet
+from agentrl_jax.engines.pool import EnginePool
+from agentrl_jax.engines.probe import Score, probe_logprobs
+from agentrl_jax.engines.publish import PublishStatistics
+from agentrl_jax.models.buckets import HostBucket
+from agentrl_jax.models.families import hf_entries
+from agentrl_jax.models.hf_config import to_hf_config
+from agentrl_jax.policy import Policy
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.types import Ids, Pool, as_ids
+
+Gather: TypeAlias = Callable[[Any], Iterator[HostBucket]]
+"""From params to buckets of all tensors in the policy's precision; called in a thread."""
+
+Say: TypeAlias = Callable[[str], None]
+
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.2}
+_PROBE_IDS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Versioned:
+    """Params, and the version that they are to be served as."""
+
+    params: Any
+    version: int
+
+
+class ServedEngines:
+    """The servers of one run. Made by `open_served_engines`."""
+
+    def __init__(self, fleet: EngineFleet, pool: EnginePool, gather: Gather) -> None:
+        self.pool = pool
+        self._fleet, self._gather = fleet, gather
+
+    async def publish(self, params: Any, version: int) -> Mapping[str, int]:
+        """Export `params` and publish them to every engine that is due; return which version each one serves."""
+        export = await self._export(params, version)
+        served = await self.pool.publish(export, version)
+        self._fleet.keep_exports()
+        return served
+
+    async def begin(self, current: Versioned, lagging: Versioned | None) -> None:
+        """Publish for the first time, to all. Raises EngineError if a server does not take it."""
+        export = await self._export(current.params, current.version)
+        exports: dict[Pool, Export] = {"current": export}
+        if lagging is not None:
+            is_same = lagging.version == current.version
+            exports["lagging"] = export if is_same else await self._export(lagging.params, lagging.version)
+        await self._fleet.begin(exports)
+
+    def statistics(self) -> Mapping[str, PublishStatistics]:
+        """Of publishing, by engine."""
+        return self._fleet.statistics()
+
+    async def _export(self, params: Any, version: int) -> Export:
+        def write() -> Export:
+            return self._fleet.exports.write(version, self._gather(params))
+
+        return await trio.to_thread.run_sync(write)
+
+
+@asynccontextmanager
+async def open_served_engines(
+    config: TrainConfig,
+    policy: Policy,
+    run_dir: Path,
+    *,
+    current: Versioned,
+    lagging: Versioned | None,
+    gather: Gather,
+    score: Score,
+    say: Say,
+) -> AsyncIterator[ServedEngines]:
+    """The servers that `config` names, serving `current` and `lagging`, checked against the learner's `score`.
+
+    Raises ConfigError for a server that cannot be used, and EngineError for one that does not take the weights or
+    gives them other log-probabilities than the learner.
+    """
+    model = policy.model
+    hf_config = to_hf_config(model, dtype=policy.dtype)
+    shapes = {name: spec.hf_shape for name, spec, _ in hf_entries(model)}
+    assert config.max_context_tokens is not None
+    served = ServedModel(
+        model_type=hf_config["model_type"],
+        vocab_size=model.vocab_size,
+        num_kv_heads=model.num_kv_heads,
+        context_tokens=config.max_context_tokens,
+    )
+    addresses = parse_addresses(config.engines, config.lagging_engines)
+    token = os.environ.get(config.publish.token_variable)
+    async with AsyncExitStack() as stack:
+        folder = _folder(config, run_dir)
+        exports: ExportFolder = stack.enter_context(open_exports(folder, shapes, dtype=policy.dtype, config=hf_config))
+        opening = open_fleet(
+            addresses, model=served, exports=exports, config=config.publish, token=token or None, say=say
+        )
+        fleet = await stack.enter_async_context(opening)
+        seed = derive_seed(config.seed, "pool")
+        pool = EnginePool(fleet.of_pool("current"), fleet.of_pool("lagging"), config.pool, seed, fleet)
+        engines = ServedEngines(fleet, pool, gather)
+        await engines.begin(current, lagging)
+        await _probe(fleet, config, policy, score, current.version, say)
+        yield engines
+
+
+def _folder(config: TrainConfig, run_dir: Path) -> Path:
+    if config.publish.folder is not None:
+        return config.publish.folder
+    folder = default_folder(run_dir)
+    sweep(folder.parent)
+    return folder
+
+
+async def _probe(fleet: EngineFleet, config: TrainConfig, policy: Policy, score: Score, version: int, say: Say) -> None:
+    """Compare log-probabilities of all engines that serve the learner's own version."""
+    tolerance = config.publish.probe_tolerance or _TOLERANCES[policy.dtype]
+    worst = 0.0
+    for engine in fleet.engines:
+        if engine.version == version:
+            worst = max(
+                worst,
+                await probe_logprobs(
+                    engine,
+                    score,
+                    prompt=_probe_prompt(policy),
+                    stop_ids=(policy.model.vocab_size - 1,),
+                    temperature=config.temperature,
+                    tolerance=tolerance,
+                ),
+            )
+    say(f"engines hold version {version}, and agree with the learner's log-probabilities within {worst:.2g} nats")
+
+
+def _probe_prompt(policy: Policy) -> Ids:
+    """Ids from all over the vocabulary, the same in every run."""
+    size = min(policy.model.vocab_size, policy.tokenizer.vocab_size)
+    return as_ids([derive_seed("probe", index) % size for index in range(_PROBE_IDS)])
