@@ -47,12 +47,13 @@ class ServerPauses:
                     raise
 
     async def give_up(self, rid: str) -> None:
-        """End the turn of this name, whatever becomes of the caller."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
-            await self._abort(rid)
-        if self._weights.is_paused:  # then SGLang has lost the request if the turn came in the pause
+        """End the turn of this name, once the server is not paused; whatever becomes of the caller."""
+        try:
+            # SGLang forgets the abort of a turn that came in a pause, and takes no second one.
             await self._weights.going_on()
-            await self._abort(rid)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S), suppress(EngineError):
+                await self._client.post("/abort_request", {"rid": rid}, is_idempotent=True)
 
     async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
         """Pause, and give these parts of the device's memory to somebody else; their contents are lost."""
@@ -72,7 +73,3 @@ class ServerPauses:
     def _check(self, status: int, body: bytes) -> None:
         if status != 200:
             raise EngineError(f"{self._client.url} answered {status}: {body[:500].decode(errors='replace')}")
-
-    async def _abort(self, rid: str) -> None:
-        with suppress(EngineError):
-            await self._client.post("/abort_request", {"rid": rid}, is_idempotent=True)
