@@ -167,7 +167,9 @@ def decode_output(text: str) -> Output:
     """The inverse of `encode_output`."""
     value: dict[str, Any] = msgspec.json.decode(text)
     del value["finish"]
-    return msgspec.convert(value, Output)
+    tools = value.pop("tools")
+    # Not by conversion to the annotated types: a reward of 0 must stay the integer that the task gave.
+    return Output(messages=tuple(value.pop("messages")), tools=None if tools is None else tuple(tools), **value)
 
 
 def load_task(module: str, parameters: Mapping[str, Any]) -> TaskRunner:

@@ -1,0 +1,162 @@
+"""Our worker beside AgentRL's own: the same task class, the same requests, the same answers.
+
+Both host the class unchanged, on the stock package. Where the stock worker is wrong (a SystemExit ends it, a
+cancellation that escapes leaks the place) only ours is asked.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from agentrl_jax.engines.http import HttpError, open_http_client
+from tests.envs.worker_world import MINI, call
+
+pytestmark = pytest.mark.agentrl
+
+ROOT = Path(__file__).resolve().parents[2]
+STOCK = ROOT / ".venv-agentrl" / "bin" / "python"
+OURS = "import sys; sys.path += sys.argv.pop(1).split(':'); from launch.worker import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def stock():
+    """The interpreter that has the stock package."""
+    done = subprocess.run([ROOT / "tools" / "install_agentrl.sh"], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return STOCK
+    if os.environ.get("CI"):
+        pytest.fail(f"tools/install_agentrl.sh: {done.stderr}")
+    pytest.skip(f"no stock AgentRL packages: {done.stderr[-300:]}")
+
+
+async def free_ports(count):
+    sockets = [trio.socket.socket() for _ in range(count)]
+    for found in sockets:
+        await found.bind(("127.0.0.1", 0))
+    ports = [found.getsockname()[1] for found in sockets]
+    for found in sockets:
+        found.close()
+    return ports
+
+
+@asynccontextmanager
+async def serving(command, port, folder):
+    """A client of a worker process, once it answers."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    run = partial(trio.run_process, command, cwd=folder, env=environment, check=False, stderr=subprocess.DEVNULL)
+    async with trio.open_nursery() as nursery, open_http_client(f"http://127.0.0.1:{port}/api") as client:
+        process = await nursery.start(run)
+        with trio.fail_after(60):
+            while True:
+                try:
+                    await client.get("/get_sessions")
+                    break
+                except HttpError:
+                    await trio.sleep(0.1)
+        try:
+            yield client
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def both(stock, folder, name="Mini"):
+    """Clients of AgentRL's worker and of ours, each with the same task class."""
+    (folder / "mini_task.py").write_text(MINI)
+    parameters = {"name": "mini", "concurrency": 3}
+    entry = {"mini": {"module": f"mini_task.{name}", "parameters": parameters}}
+    (folder / "tasks.json").write_text(json.dumps(entry))
+    theirs, ours, nobody = await free_ports(3)
+    where = await trio.run_process([stock, "-c", "import site; print(site.getsitepackages()[0])"], capture_stdout=True)
+    packages = where.stdout.decode().strip()
+    common = ["mini", "-c", "tasks.json", "-C", f"http://127.0.0.1:{nobody}/api", "--host", "127.0.0.1"]
+    stock_command = [str(stock), "-m", "agentrl.worker", *common, "--port", str(theirs)]
+    our_command = [sys.executable, "-c", OURS, packages, *common, "--port", str(ours)]
+    async with serving(stock_command, theirs, folder) as first, serving(our_command, ours, folder) as second:
+        yield first, second
+
+
+def turn(session_id, **message):
+    return {"session_id": session_id, "messages": [{"role": "assistant", **message}]}
+
+
+ACT = call("act", "{}")
+REQUESTS = [
+    ("GET", "/get_indices", None),
+    ("GET", "/worker_status", None),
+    ("POST", "/start_sample", {"index": 0, "session_id": 7}),
+    ("GET", "/get_sessions", None),
+    ("POST", "/start_sample", {"index": 0, "session_id": 7}),
+    ("POST", "/interact", turn(7, content=None, tool_calls=[ACT], reasoning_content="hm")),
+    ("POST", "/interact", {"session_id": 7, "messages": [{"role": "user", "content": "x"}]}),
+    ("POST", "/interact", {"session_id": 7, "messages": []}),
+    ("POST", "/interact", {"session_id": 7, "messages": None}),
+    ("POST", "/interact", {"session_id": 7}),
+    ("POST", "/interact", {"session_id": "x", "messages": []}),
+    ("POST", "/interact", turn(7, content=5)),
+    ("POST", "/interact", turn(7, content="done", tool_calls=[ACT])),
+    ("POST", "/interact", turn(7, content="again")),
+    ("POST", "/start_sample", {"index": 1, "session_id": 8}),
+    ("POST", "/start_sample", {"index": 2, "session_id": 9}),
+    ("POST", "/start_sample", {"index": 99, "session_id": 10}),
+    ("POST", "/start_sample", {"index": "s", "session_id": 11}),
+    ("POST", "/start_sample", {"index": 0, "session_id": 12}),
+    ("POST", "/start_sample", {"index": 0, "session_id": 13}),
+    ("POST", "/start_sample", {"session_id": 14}),
+    ("POST", "/cancel", {"session_id": 99}),
+    ("POST", "/sample_status", {"session_id": 99}),
+    ("POST", "/calculate_overall", {"name": "mini", "results": [{"index": 0, "result": {"turns": 2}}]}),
+    ("POST", "/nothing", {}),
+    ("GET", "/interact", None),
+]
+
+
+async def ask(client, method, target, body):
+    answer = await client.request(
+        method, target, b"" if body is None else json.dumps(body).encode(), is_idempotent=True
+    )
+    return answer.status, answer.body
+
+
+def comparable(status, body):
+    """What callers can rely on: of refusals of the caller's own mistakes the kind and the place, not the wording."""
+    if status == 500:
+        return status, None
+    value = json.loads(body)
+    if status == 422:
+        return status, [(problem["type"], problem["loc"]) for problem in value["detail"]]
+    return status, body
+
+
+async def test_every_answer_is_the_stock_workers_byte_for_byte(stock, tmp_path):
+    async with both(stock, tmp_path) as (theirs, ours):
+        for request in REQUESTS:
+            expected = comparable(*await ask(theirs, *request))
+            assert comparable(*await ask(ours, *request)) == expected, request
+
+
+async def test_coroutines_and_custom_tasks_answer_alike(stock, tmp_path):
+    async with both(stock, tmp_path, "Async") as (theirs, ours):
+        for request in (
+            ("POST", "/start_sample", {"index": 0, "session_id": 1}),
+            ("POST", "/interact", turn(1, content="x")),
+            ("POST", "/start_sample", {"index": -1, "session_id": 2, "custom_task": {"text": "mine"}}),
+            ("POST", "/interact", turn(2, content="x")),
+        ):
+            assert await ask(ours, *request) == await ask(theirs, *request), request
+
+
+async def test_what_ends_the_stock_worker_costs_ours_one_session(stock, tmp_path):
+    async with both(stock, tmp_path) as (_, ours):
+        await ask(ours, "POST", "/start_sample", {"index": 0, "session_id": 1})
+        for index, status in ((3, "task error"), (4, "cancelled")):
+            code, body = await ask(ours, "POST", "/start_sample", {"index": index, "session_id": 10 + index})
+            assert (code, json.loads(body)["status"]) == (200, status)
+        assert json.loads((await ask(ours, "GET", "/get_sessions", None))[1]) == {"1": 0}
