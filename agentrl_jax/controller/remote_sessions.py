@@ -86,7 +86,7 @@ class IdleQueue(Generic[K]):
     async def run(self, on_due: Callable[[K], None]) -> NoReturn:
         """Tell of each key that falls due, and forget it."""
         while True:
-            if not self._due:
+            while not self._due:
                 self._filled = trio.Event()
                 await self._filled.wait()
             key, due = next(iter(self._due.items()))
