@@ -10,6 +10,7 @@ def register_all(registry: EnvRegistry) -> None:
     """
     registry.register("alfworld", "envs.alfworld:family")
     registry.register("bfcl", "envs.bfcl:family")
+    registry.register("dbbench", "envs.dbbench:family")
     registry.register("kg", "envs.knowledge_graph:family")
     registry.register("webshop", "envs.webshop:family")
     registry.register_installed()
