@@ -1,7 +1,6 @@
 """Who may use the controller: a token that clients send, and networks whose machines need none."""
 
 import base64
-import binascii
 from collections.abc import Mapping
 from hmac import compare_digest
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -57,5 +56,5 @@ def _network(text: str) -> IPv4Network | IPv6Network:
 def _password(credentials: str) -> str:
     try:
         return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # binascii.Error and UnicodeDecodeError are such
         return ""

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import h11
 import msgspec
@@ -92,15 +92,13 @@ class HttpClient:
     """See `open_http_client`."""
 
     def __init__(self, url: str, *, token: str | None, connect: Connect | None, limits: HttpLimits) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"expected a URL like http://host:port, got {url!r}")
+        parts, host, port = _split(url)
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ConfigError("the token must consist of printable ASCII characters")
         self.url = url
         self._limits = limits
         self._path = parts.path.rstrip("/")
-        self._connect = connect or _tcp_connect(parts.scheme, parts.hostname, parts.port)
+        self._connect = connect or _tcp_connect(parts.scheme, host, port)
         self._headers = [("host", parts.netloc), ("accept", "application/json")]
         if token is not None:
             self._headers.append(("authorization", f"Bearer {token}"))
@@ -245,6 +243,20 @@ class _Connection:
             self._h11.start_next_cycle()
             self.used_at = trio.current_time()
         return self.is_kept
+
+
+def _split(url: str) -> tuple[SplitResult, str, int | None]:
+    """Its parts, host and port. Raises ConfigError if no request could be sent there."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as looking up its address does
+    except ValueError as error:
+        raise ConfigError(f"expected a URL like http://host:port, got {url!r}: {error}") from error
+    is_sendable = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or not is_sendable:
+        raise ConfigError(f"expected a URL like http://host:port, got {url!r}")
+    return parts, host, port
 
 
 def _tcp_connect(scheme: str, host: str, port: int | None) -> Connect:

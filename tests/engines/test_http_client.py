@@ -217,7 +217,20 @@ async def test_nobody_listens() -> None:
             await client.get("/")
 
 
-@pytest.mark.parametrize("url", ["localhost:30000", "ftp://host", "http://", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:30000",
+        "ftp://host",
+        "http://",
+        "",
+        "http://[",
+        "http://h:99999",
+        "http://a..b",
+        "http://é",
+        "http://h/a b",
+    ],
+)
 async def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL like"):
         async with open_http_client(url):
