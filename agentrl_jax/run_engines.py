@@ -14,7 +14,7 @@ import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.engines.addresses import parse_addresses
-from agentrl_jax.engines.exports import Export, ExportFolder, default_folder, open_exports, sweep
+from agentrl_jax.engines.exports import Export, ExportFolder, export_folder, open_exports, sweep
 from agentrl_jax.engines.fleet import EngineFleet, ServedModel, open_fleet
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.engines.probe import Score, probe_logprobs
@@ -107,7 +107,8 @@ async def open_served_engines(
     addresses = parse_addresses(config.engines, config.lagging_engines)
     token = os.environ.get(config.publish.token_variable)
     async with AsyncExitStack() as stack:
-        folder = _folder(config, run_dir)
+        folder = export_folder(config.publish.folder, run_dir)
+        sweep(folder.parent)
         exports: ExportFolder = stack.enter_context(open_exports(folder, shapes, dtype=policy.dtype, config=hf_config))
         opening = open_fleet(
             addresses, model=served, exports=exports, config=config.publish, token=token or None, say=say
@@ -119,14 +120,6 @@ async def open_served_engines(
         await engines.begin(current, lagging)
         await _probe(fleet, config, policy, score, current.version, say)
         yield engines
-
-
-def _folder(config: TrainConfig, run_dir: Path) -> Path:
-    if config.publish.folder is not None:
-        return config.publish.folder
-    folder = default_folder(run_dir)
-    sweep(folder.parent)
-    return folder
 
 
 async def _probe(fleet: EngineFleet, config: TrainConfig, policy: Policy, score: Score, version: int, say: Say) -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -33,6 +33,7 @@ _NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16"}
 _WIDTHS: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 _FILE = "model.safetensors"
 _LOCK = ".lock"
+_PREFIX = "agentrl_jax-exports-"
 _SHARED_MEMORY = Path("/dev/shm")
 _MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 
@@ -170,44 +171,43 @@ def open_exports(
 ) -> Iterator[ExportFolder]:
     """The exports of a run, in a folder of their own, which is gone when the block ends.
 
-    config: what goes into config.json. What a killed process left in the folder is deleted. Raises ConfigError if
+    folder: nobody else's, see `export_folder`. config: what goes into config.json. What a killed process has left there
+    is deleted. Raises ConfigError if
     another process uses the folder, it cannot be written, or has too little room for two exports.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise ConfigError(f"--publish.folder {folder}: cannot be written: {error}") from error
-    try:
+        raise ConfigError(f"--publish.folder: {folder} cannot be written: {error}") from error
+    with ExitStack() as stack:
+        stack.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"--publish.folder {folder}: another process publishes from it") from error
+            raise ConfigError(f"--publish.folder: another process publishes from {folder}") from error
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _clear(folder)
-        exports = ExportFolder(folder, shapes, dtype=dtype, config=config)
         needed = 2 * sum(prod(shape) for shape in shapes.values()) * _WIDTHS[dtype]
         if (free := shutil.disk_usage(folder).free) < needed:
             raise ConfigError(
-                f"--publish.folder {folder}: needs room for two exports of the weights, {needed / 1e9:.3g} GB, but "
-                f"{free / 1e9:.3g} GB are free; name a folder on a larger file system that engines can read too"
+                f"--publish.folder: {folder.parent} needs room for two exports of the weights, {needed / 1e9:.3g} GB, "
+                f"but {free / 1e9:.3g} GB are free; name a folder on a larger file system that servers can read too"
             )
-        yield exports
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
+        yield ExportFolder(folder, shapes, dtype=dtype, config=config)
 
 
-def default_folder(run_dir: Path) -> Path:
-    """In memory where the system has a file system for that; of this run directory alone."""
-    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    name = sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
-    return base / f"agentrl_jax-{os.getuid()}" / name
+def export_folder(base: Path | None, run_dir: Path) -> Path:
+    """The folder of this run directory's exports in `base`; None: in memory, where the system has files there."""
+    if base is None:
+        base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return base / f"{_PREFIX}{sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]}"
 
 
 def sweep(base: Path) -> list[Path]:
-    """Delete the folders below `base` that a killed process has left, and return them."""
+    """Delete the export folders in `base` that killed processes have left, and return them."""
     swept = []
-    for lock_file in base.glob(f"*/{_LOCK}"):
+    for lock_file in base.glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError):  # gone meanwhile, or in use
             lock = os.open(lock_file, os.O_RDWR)
             try:

@@ -6,6 +6,7 @@ Invariants:
 - An export stays as long as an engine serves it, or is to be brought back with it.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -176,14 +177,18 @@ async def _open(
     settings = {"name": address.name, "pool": address.pool, "version": _UNKNOWN_VERSION, "token": token}
     opening = open_engine(address.url, tensors=exports.shapes, **settings)
     problems = []
+    # Around all that is opened: a scope cannot be left before what was entered within it.
+    patience = stack.enter_context(trio.CancelScope(deadline=trio.current_time() + _START_S))
     try:
-        with trio.fail_after(_START_S):
-            turns = await stack.enter_async_context(opening)
-            facts, served = await turns.weights.server_facts(), await turns.weights.model_facts()
+        turns = await stack.enter_async_context(opening)
+        facts, served = await turns.weights.server_facts(), await turns.weights.model_facts()
     except* EngineError as errors:
         problems = [str(error) for error in errors.exceptions]
-    except* trio.TooSlowError:
+    except* trio.Cancelled:
+        if not patience.cancel_called:
+            raise
         problems = [f"it said nothing for {_START_S:g} s"]
+    patience.deadline = math.inf
     problems = problems or _misfits(facts, served, model, exports)
     if problems:
         raise ConfigError(f"engine {address.name} at {address.url} cannot be used: {'; '.join(problems)}")

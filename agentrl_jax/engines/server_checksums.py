@@ -4,8 +4,9 @@ SGLang fuses tensors as it loads them (q, k and v; gate and up), splits them ove
 up. Its `/weights_checker` hashes what it ends up with, by its own names. Each of those is rebuilt here from the export.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -24,23 +25,25 @@ _FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 _BY_INPUTS = ("o_proj.weight", "down_proj.weight")  # split along the inputs; all else along the outputs
-_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-_VOCABULARY_MULTIPLE = 64
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MAX_SHOWN = 3
 
 
-def check_server(export: Export, ranks: Sequence[Mapping[str, Any]], *, num_kv_heads: int, device: str) -> int:
+def check_server(
+    export: Export, ranks: Sequence[Mapping[str, Any]], *, num_kv_heads: int, device: str, vocab_multiple: int
+) -> int:
     """Raise EngineError unless every tensor of every rank is what `export` makes of it; return the bytes compared.
 
     ranks: of the answer of `/weights_checker`, each with its checksums and its place. device: the server's, which
-    decides how it hashes.
+    decides how it hashes. vocab_multiple: what the server rounds the vocabulary up to.
     """
     digest = words_hash if device == "cuda" else bytes_hash
+    layout = Layout(num_kv_heads=num_kv_heads, vocab_multiple=vocab_multiple)
     num_bytes = 0
     for rank in ranks:
         place = rank["parallelism_info"]
         place = place[0] if isinstance(place, list) else place
-        expected = dict(rank_parts(export, place["tp_rank"], place["tp_size"], num_kv_heads, rank["checksums"]))
+        expected = dict(rank_parts(export, rank["checksums"], layout, place["tp_rank"], place["tp_size"]))
         with ThreadPoolExecutor(thread_name_prefix="checksum") as pool:
             hashes = dict(zip(expected, pool.map(digest, expected.values()), strict=True))
         _compare(hashes, rank["checksums"])
@@ -48,12 +51,20 @@ def check_server(export: Export, ranks: Sequence[Mapping[str, Any]], *, num_kv_h
     return num_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What of a server's layout is not in the names."""
+
+    num_kv_heads: int
+    vocab_multiple: int
+
+
 def rank_parts(
-    export: Export, rank: int, size: int, num_kv_heads: int, names: Mapping[str, Any]
+    export: Export, names: Collection[str], layout: Layout, rank: int, size: int
 ) -> Iterator[tuple[str, list[Words]]]:
     """Yield (server's name, the arrays that its tensor consists of, one after the other), all tensors of one rank.
 
-    names: of the server's tensors: one that is not fused there is taken as it is.
+    names: of the server's tensors: what is not fused there is taken as it is.
     """
     done: set[str] = set()
     for name in export.places:
@@ -62,10 +73,9 @@ def rank_parts(
             fused, parts = name, [name]
         if fused not in done:
             done.add(fused)
-            yield (
-                fused,
-                [shard for part in parts for shard in _shards(part, export.read(part), rank, size, num_kv_heads)],
-            )
+            yield fused, [shard for p in parts for shard in shards(p, export.read(p), layout, rank, size)]
+    if _HEAD in names and _HEAD not in export.places:  # tied, and held twice
+        yield _HEAD, shards(_HEAD, export.read(_EMBEDDING), layout, rank, size)
 
 
 def _fused(name: str) -> tuple[str, list[str]]:
@@ -78,9 +88,10 @@ def _fused(name: str) -> tuple[str, list[str]]:
     return name, [name]
 
 
-def _shards(name: str, array: Words, rank: int, size: int, num_kv_heads: int) -> list[Words]:
-    if name.endswith(_VOCABULARY):
-        rows = -(-len(array) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE // size
+def shards(name: str, array: Words, layout: Layout, rank: int, size: int) -> list[Words]:
+    """What rank `rank` of `size` holds of a tensor, in parts that lie one after the other."""
+    if name in (_EMBEDDING, _HEAD):
+        rows = -(-len(array) // layout.vocab_multiple) * layout.vocab_multiple // size
         own = array[rank * rows : (rank + 1) * rows]
         return [own, np.zeros((rows - len(own), array.shape[1]), array.dtype)]
     if size == 1 or not any(part in name for part in (".self_attn.", ".mlp.")) or "_norm." in name:
@@ -89,8 +100,10 @@ def _shards(name: str, array: Words, rank: int, size: int, num_kv_heads: int) ->
         return [np.ascontiguousarray(np.split(array, size, axis=1)[rank])]
     if ".gate_up_proj." in name:  # fused at home too: a part of each half
         return [np.split(half, size)[rank] for half in np.split(array, 2)]
-    if any(part in name for part in (".k_proj.", ".v_proj.")) and num_kv_heads < size:
-        return [np.split(array, num_kv_heads)[rank * num_kv_heads // size]]  # a head is held by several ranks
+    if any(part in name for part in (".k_proj.", ".v_proj.")) and layout.num_kv_heads < size:
+        return [
+            np.split(array, layout.num_kv_heads)[rank * layout.num_kv_heads // size]
+        ]  # a head is held by several ranks
     return [np.split(array, size)[rank]]
 
 

@@ -64,7 +64,13 @@ class Verification:
         return Verdict(num_bytes=num_bytes, checksum=checksum)
 
     def _compare(self, export: Export, ranks: list[dict[str, object]], facts: ServerFacts) -> int:
-        return check_server(export, ranks, num_kv_heads=self.num_kv_heads, device=facts.device or "cpu")
+        return check_server(
+            export,
+            ranks,
+            num_kv_heads=self.num_kv_heads,
+            device=facts.device or "cpu",
+            vocab_multiple=64 if facts.engine == "sglang" else 1,
+        )
 
 
 def _check_changed(before: tuple[Export, Verdict], export: Export, checksum: str) -> None:
