@@ -12,5 +12,6 @@ def register_all(registry: EnvRegistry) -> None:
     registry.register("bfcl", "envs.bfcl:family")
     registry.register("dbbench", "envs.dbbench:family")
     registry.register("kg", "envs.knowledge_graph:family")
+    registry.register("knowledgegraph", "envs.kg_tools:family")
     registry.register("webshop", "envs.webshop:family")
     registry.register_installed()
