@@ -345,7 +345,9 @@ BODIES = {
     "cancel_notice": {"session_id": JSON},
     "receive_heartbeat": {
         "name": NAMES | JSON,
-        "address": st.sampled_from(["http://w0/api", "http://127.0.0.1:1", "", "x", "http://[", "http://h:99999", "http://a..b", "http://é"])
+        "address": st.sampled_from(
+            ["http://w0/api", "http://127.0.0.1:1", "", "x", "http://[", "http://h:99999", "http://a..b", "http://é"]
+        )
         | JSON,
         "concurrency": st.integers(-1, 3) | JSON,
         "indices": st.just(list(range(10))) | st.lists(INDICES, max_size=3) | JSON,
