@@ -16,6 +16,7 @@ from agentrl_jax.controller.wire_proto import (
     REQUEST,
     RESPONSE,
     STREAM_PATH,
+    checked_text,
     heartbeat_indices,
     parse_envelope,
     response_envelope,
@@ -86,7 +87,7 @@ class _WorkerStream:
             await self._notice(envelope.id, envelope.session_cancel_notice.session_id)
 
     def _beat(self, beat: Any, nursery: trio.Nursery) -> None:
-        worker_id, name, concurrency = beat.id, beat.name, beat.concurrency
+        worker_id, name, concurrency = checked_text(beat.id), checked_text(beat.name), beat.concurrency
         for field in ("id", "name", "concurrency"):
             beat.ClearField(field)
         try:

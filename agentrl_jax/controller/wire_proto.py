@@ -122,9 +122,18 @@ WorkerStreamEnvelope: Any = _CLASSES["WorkerStreamEnvelope"]
 def parse_envelope(data: bytes) -> Any:
     """A `WorkerStreamEnvelope`. Raises RecordError if `data` is none."""
     try:
-        return WorkerStreamEnvelope.FromString(data)
+        envelope = WorkerStreamEnvelope.FromString(data)
+        checked_text(envelope.id)
+        return envelope
     except DecodeError as error:
         raise RecordError(f"expected a WorkerStreamEnvelope, got {len(data)} bytes: {error}") from error
+
+
+def checked_text(value: str | bytes) -> str:
+    """A string of a message. Raises RecordError for one that is not UTF-8, which protobuf gives as bytes."""
+    if isinstance(value, bytes):
+        raise RecordError(f"expected UTF-8, got {value!r}")
+    return value
 
 
 def _envelope(id_: str, kind: int, **body: Any) -> Any:
@@ -165,11 +174,11 @@ def cancel_notice_envelope(envelope_id: str, session_id: int) -> bytes:
 
 
 def heartbeat_indices(heartbeat: Any) -> list[int | str]:
-    """The indices of a `ReceiveHeartbeatRequest`. Raises RecordError for one without a value."""
+    """The indices of a `ReceiveHeartbeatRequest`. Raises RecordError for one without a value, or not UTF-8."""
     found: list[int | str] = []
     for index in heartbeat.indices:
         which = index.WhichOneof("value")
         if which is None:
             raise RecordError("an index of a heartbeat has neither an int_value nor a string_value")
-        found.append(getattr(index, which))
+        found.append(index.int_value if which == "int_value" else checked_text(index.string_value))
     return found

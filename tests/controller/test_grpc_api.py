@@ -33,6 +33,9 @@ from agentrl_jax.testing.virtual import run_virtual
 from tests.controller.remote_world import SAY, FakeRemote, num_taken, problem_of
 
 
+BEAT = heartbeat_envelope("ENVELOPE", "w", "NAME", concurrency=1, indices=["INDEX"])
+
+
 class DialledWorker:
     """A `FakeRemote` behind a stream, as the stock worker's transport: what it cannot send waits for the next one."""
 
