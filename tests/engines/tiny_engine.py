@@ -75,12 +75,18 @@ def reference_logprobs(weights: dict[str, Any], ids: Any, temperature: float, mo
     return logits - np.logaddexp.reduce(logits, -1, keepdims=True)
 
 
-def check_logprobs(weights: dict[int, dict[str, Any]], prompt: Any, completion: Completion, temperature: float) -> None:
+def check_logprobs(
+    weights: dict[int, dict[str, Any]],
+    prompt: Any,
+    completion: Completion,
+    temperature: float,
+    model: ModelConfig = MODEL,
+) -> None:
     """Every token's log-probability is that of its own version's plain forward pass over everything before it."""
     ids = np.concatenate([prompt, completion.ids])
     assert completion.loss_mask.all()
     for span in completion.version_spans:
-        table = reference_logprobs(weights[span.version], ids[:-1], temperature)[len(prompt) - 1 :]
+        table = reference_logprobs(weights[span.version], ids[:-1], temperature, model)[len(prompt) - 1 :]
         rows = np.arange(span.start, span.end)
         chosen = completion.ids[rows]
         np.testing.assert_allclose(completion.logprobs[rows], table[rows, chosen], atol=1e-4)

@@ -16,3 +16,9 @@ async def reset(server: SGLangServer) -> None:
 async def _post(client: HttpClient, path: str, body: dict[str, object]) -> None:
     response = await client.post(path, body, is_idempotent=True)
     assert response.status == 200, response.body
+
+
+async def slow_down(server: SGLangServer, seconds: float, *, token: str | None = None) -> None:
+    """Let every forward pass of the server take so much longer."""
+    async with open_http_client(server.url, token=token) as client:
+        await _post(client, "/slow_down", {"forward_sleep_time": seconds})

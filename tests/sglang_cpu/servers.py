@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
-READY = "The server is fired up and ready to roll!"
+READY = ("The server is fired up and ready to roll!", "Uvicorn running on")
+"""What its log says, in any order, when it takes requests."""
+
 START_S = 300.0
 
 ENVIRONMENT = {
@@ -74,22 +76,21 @@ def running_server(
     )
     server = SGLangServer(url=f"http://127.0.0.1:{port}", folder=folder, process=process)
     is_told, log = threading.Event(), deque[str](maxlen=60)
-    is_ready = False
+    awaited = set(READY)
 
     def read_log() -> None:
-        nonlocal is_ready
         assert process.stdout is not None
         for line in process.stdout:
             log.append(line)
-            if READY in line:
-                is_ready = True
+            awaited.difference_update({said for said in awaited if said in line})
+            if not awaited:
                 is_told.set()
         is_told.set()
 
     reader = threading.Thread(target=read_log, name=f"log of {server.url}")
     reader.start()
     try:
-        if not is_told.wait(START_S) or not is_ready:
+        if not is_told.wait(START_S) or awaited:
             raise RuntimeError(f"SGLang did not start with {' '.join(command)}:\n{''.join(log)}")
         yield server
     finally:
