@@ -32,7 +32,6 @@ from agentrl_jax.controller.workers import WorkerStatus
 from agentrl_jax.testing.virtual import run_virtual
 from tests.controller.remote_world import SAY, FakeRemote, num_taken, problem_of
 
-
 BEAT = heartbeat_envelope("ENVELOPE", "w", "NAME", concurrency=1, indices=["INDEX"])
 
 
@@ -232,7 +231,16 @@ async def test_health(autojump_clock: MockClock) -> None:
         assert await call.receive(max_bytes=9) == b"\x08\x01"
 
 
-@pytest.mark.parametrize(("path", "sent", "code"), [("/nothing/Here", b"", "12"), (STREAM_PATH, b"\xff\xff\xff", "3")])
+@pytest.mark.parametrize(
+    ("path", "sent", "code"),
+    [
+        ("/nothing/Here", b"", "12"),
+        (STREAM_PATH, b"\xff\xff\xff", "3"),
+        (STREAM_PATH, BEAT.replace(b"NAME", b"\xff" * 4), "3"),
+        (STREAM_PATH, BEAT.replace(b"INDEX", b"\xff" * 5), "3"),
+        (STREAM_PATH, BEAT.replace(b"ENVELOPE", b"\xff" * 8), "3"),
+    ],
+)
 async def test_what_is_refused_has_a_code(path: str, sent: bytes, code: str, autojump_clock: MockClock) -> None:
     async with serving() as (server, _), dialling(server, path) as call:
         await call.send(sent)
