@@ -210,6 +210,8 @@ class TrainConfig:
                 f"--pool.lagging-prob {self.pool.lagging_prob} and {len(self.lagging_engines)} --lagging-engines: name "
                 "at least one server for the lagging policy, or set --pool.lagging-prob 0"
             )
+        if self.model is None:
+            raise ConfigError("servers are started with a model: --engines needs --model, the folder of the same one")
         if self.engine.banned_ids:
             raise ConfigError("--engine.banned-ids has no effect on servers: leave it out, or use --engines local")
         if self.engine_devices is not None:

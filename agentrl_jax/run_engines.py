@@ -14,14 +14,19 @@ import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.engines.addresses import parse_addresses
-from agentrl_jax.engines.exports import Export, ExportFolder, export_folder, open_exports, sweep
-from agentrl_jax.engines.fleet import EngineFleet, ServedModel, open_fleet
+from agentrl_jax.engines.exports import Export, ExportFolder, WeightDType, export_folder, open_exports, sweep
+from agentrl_jax.engines.fleet import EngineFleet, ServedModel, examine, open_fleet
+from agentrl_jax.engines.http import open_http_client
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.engines.probe import Score, probe_logprobs
 from agentrl_jax.engines.publish import PublishStatistics
+from agentrl_jax.engines.sglang_weights import ServerWeights
+from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.buckets import HostBucket
+from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.families import hf_entries
 from agentrl_jax.models.hf_config import to_hf_config
+from agentrl_jax.models.load import inspect_pretrained
 from agentrl_jax.policy import Policy
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Ids, Pool, as_ids
@@ -33,6 +38,7 @@ Say: TypeAlias = Callable[[str], None]
 
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.2}
 _PROBE_IDS = 16
+_ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,6 +83,45 @@ class ServedEngines:
         return await trio.to_thread.run_sync(write)
 
 
+async def check_servers(config: TrainConfig) -> None:
+    """Raise ConfigError if a server that `config` names does not answer, or was started for another model.
+
+    Comes before anything that takes time, or is written.
+    """
+    if config.has_local_engines:
+        return
+    assert config.model is not None
+    model, dtype = inspect_pretrained(config.model)
+    for address in parse_addresses(config.engines, config.lagging_engines):
+        problem = ""
+        try:
+            async with open_http_client(address.url, token=engine_token(config)) as client:
+                with trio.fail_after(_ANSWER_S):
+                    await examine(ServerWeights(client, address.name), _served_model(model, dtype, None))
+        except EngineError as error:
+            problem = str(error)
+        except trio.TooSlowError:
+            problem = f"it said nothing for {_ANSWER_S:g} s"
+        if problem:
+            flag = "--lagging-engines" if address.pool == "lagging" else "--engines"
+            raise ConfigError(f"{flag} sglang:{address.url} cannot be used: {problem}")
+
+
+def _served_model(model: ModelConfig, dtype: WeightDType, context_tokens: int | None) -> ServedModel:
+    return ServedModel(
+        model_type=to_hf_config(model, dtype=dtype)["model_type"],
+        vocab_size=model.vocab_size,
+        num_kv_heads=model.num_kv_heads,
+        dtype=dtype,
+        context_tokens=context_tokens,
+    )
+
+
+def engine_token(config: TrainConfig) -> str | None:
+    """What servers are told: the environment's, as it must not stand on a command line."""
+    return os.environ.get(config.publish.token_variable) or None
+
+
 @asynccontextmanager
 async def open_served_engines(
     config: TrainConfig,
@@ -91,27 +136,20 @@ async def open_served_engines(
 ) -> AsyncIterator[ServedEngines]:
     """The servers that `config` names, serving `current` and `lagging`, checked against the learner's `score`.
 
-    Raises ConfigError for a server that cannot be used, and EngineError for one that does not take the weights or
-    gives them other log-probabilities than the learner.
+    Raises EngineError for a server that cannot be used, does not take the weights, or gives them other
+    log-probabilities than the learner; ConfigError for a folder that exports cannot lie in.
     """
     model = policy.model
     hf_config = to_hf_config(model, dtype=policy.dtype)
     shapes = {name: spec.hf_shape for name, spec, _ in hf_entries(model)}
-    assert config.max_context_tokens is not None
-    served = ServedModel(
-        model_type=hf_config["model_type"],
-        vocab_size=model.vocab_size,
-        num_kv_heads=model.num_kv_heads,
-        context_tokens=config.max_context_tokens,
-    )
+    served = _served_model(model, policy.dtype, config.max_context_tokens)
     addresses = parse_addresses(config.engines, config.lagging_engines)
-    token = os.environ.get(config.publish.token_variable)
     async with AsyncExitStack() as stack:
         folder = export_folder(config.publish.folder, run_dir)
         sweep(folder.parent)
         exports: ExportFolder = stack.enter_context(open_exports(folder, shapes, dtype=policy.dtype, config=hf_config))
         opening = open_fleet(
-            addresses, model=served, exports=exports, config=config.publish, token=token or None, say=say
+            addresses, model=served, exports=exports, config=config.publish, token=engine_token(config), say=say
         )
         fleet = await stack.enter_async_context(opening)
         seed = derive_seed(config.seed, "pool")

@@ -27,7 +27,7 @@ from agentrl_jax.engines.transports.protocol import Transport
 from agentrl_jax.engines.transports.tensor import TensorTransport
 from agentrl_jax.engines.turn_gate import TurnGate
 from agentrl_jax.engines.verification import Verification
-from agentrl_jax.errors import ConfigError, EngineError, NoProgressError
+from agentrl_jax.errors import EngineError, NoProgressError
 from agentrl_jax.types import Pool
 
 Say = Callable[[str], None]
@@ -40,12 +40,14 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What every server must have been started for. model_type: of its config.json. context_tokens: of an episode."""
+    """What every server must have been started for. model_type: of its config.json. context_tokens: of the longest
+    episode; None where that is not known yet."""
 
     model_type: str
     vocab_size: int
     num_kv_heads: int
-    context_tokens: int
+    dtype: str
+    context_tokens: int | None
 
 
 class EngineFleet:
@@ -141,7 +143,7 @@ async def open_fleet(
 ) -> AsyncIterator[EngineFleet]:
     """Engines on the servers at `addresses`, watched for the length of the block; `EngineFleet.begin` comes first.
 
-    Raises ConfigError, naming the server, for one that does not answer or was started for something else.
+    Raises EngineError, naming the server, for one that does not answer or was started for something else.
     """
     verification = Verification(num_kv_heads=model.num_kv_heads, every=config.verify_every)
     changes: list[Callable[[], None]] = []
@@ -181,7 +183,7 @@ async def _open(
     patience = stack.enter_context(trio.CancelScope(deadline=trio.current_time() + _START_S))
     try:
         turns = await stack.enter_async_context(opening)
-        facts, served = await turns.weights.server_facts(), await turns.weights.model_facts()
+        facts, served = await examine(turns.weights, model)
     except* EngineError as errors:
         problems = [str(error) for error in errors.exceptions]
     except* trio.Cancelled:
@@ -189,9 +191,8 @@ async def _open(
             raise
         problems = [f"it said nothing for {_START_S:g} s"]
     patience.deadline = math.inf
-    problems = problems or _misfits(facts, served, model, exports)
     if problems:
-        raise ConfigError(f"engine {address.name} at {address.url} cannot be used: {'; '.join(problems)}")
+        raise EngineError(f"engine {address.name} at {address.url} cannot be used: {'; '.join(problems)}")
     say(f"{address.name}: {facts.engine} {facts.version} at {address.url}, started with {served.model_path}")
     return turns, facts
 
@@ -213,15 +214,19 @@ def _transport(config: PublishConfig, weights: ServerWeights, facts: ServerFacts
     return DistributedTransport(weights, facts.tp_size, settings, sidecars)
 
 
-def _misfits(facts: ServerFacts, served: ModelFacts, model: ServedModel, exports: ExportFolder) -> list[str]:
+async def examine(weights: ServerWeights, model: ServedModel) -> tuple[ServerFacts, ModelFacts]:
+    """What a server says of itself. Raises EngineError if it does not answer, or was started for something else."""
+    facts, served = await weights.server_facts(), await weights.model_facts()
     found: Sequence[tuple[str, object, object]] = (
         ("architecture", served.model_type, model.model_type),
         ("vocabulary", facts.vocab_size, model.vocab_size),
-        ("precision", facts.dtype if facts.dtype != "auto" else None, exports.dtype),
+        ("precision", None if facts.dtype == "auto" else facts.dtype, model.dtype),
         ("quantization", facts.quantization or "none", "none"),
     )
     problems = [f"its {what} is {its}, ours {ours}" for what, its, ours in found if its is not None and its != ours]
-    room = facts.max_req_input_len
-    if room is not None and room < model.context_tokens - 1:
-        problems.append(f"it takes prompts of {room} tokens, episodes need {model.context_tokens - 1}")
-    return problems
+    room, needed = facts.max_req_input_len, (model.context_tokens or 1) - 1
+    if room is not None and room < needed:
+        problems.append(f"it takes prompts of {room} tokens, episodes need {needed}")
+    if problems:
+        raise EngineError(f"it was started for something else: {'; '.join(problems)}")
+    return facts, served

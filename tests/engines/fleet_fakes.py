@@ -24,7 +24,7 @@ from tests.engines.served_engines import FAKE_MODEL
 from tests.engines.weight_fakes import NUM_KV_HEADS, exports_in, in_buckets, random_arrays
 
 Fault = Callable[[HttpRequest], Awaitable[Any]]
-MODEL = ServedModel(model_type="toy", vocab_size=16, num_kv_heads=NUM_KV_HEADS, context_tokens=41)
+MODEL = ServedModel(model_type="toy", vocab_size=16, num_kv_heads=NUM_KV_HEADS, dtype="float32", context_tokens=41)
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=6, seed=3, stop_ids=(15,))
 ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=30, seed=3, stop_ids=(15,))
 
