@@ -87,7 +87,11 @@ class PublishedSource:
         self._upstream_compat = upstream_compat
         self._ontology = load_ontology(data)
         self._endpoint = find_endpoint(data / FOLDER)
-        self._questions = {"train": load_questions(data, TRAIN_FILE), "eval": load_questions(data, f"{name}.json")}
+        held_out = load_questions(data, f"{name}.json")
+        asked = {row["question"] for row in held_out}
+        # Published files overlap: no question of eval is one of training.
+        train = tuple(row for row in load_questions(data, TRAIN_FILE) if row["question"] not in asked)
+        self._questions = {"train": train, "eval": held_out}
         self._built = lru_cache(maxsize=_MAX_BUILT)(self._build)
 
     def num_tasks(self, split: Split) -> int:
