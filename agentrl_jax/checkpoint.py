@@ -46,16 +46,24 @@ class _Job(NamedTuple):
 class CheckpointStore(CheckpointReader):
     """The checkpoints of one run. One thread at a time; use it as a context manager, which waits for the last save."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, on_durable: OnDurable | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        on_durable: OnDurable | None = None,
+        before_save: Callable[[int], None] | None = None,
+    ) -> None:
         """Open or create `folder`, and remove what a crash left half-written or half-deleted.
 
-        keep: newest checkpoints that stay. Raises ConfigError if it is below 1, or the folder cannot be written.
+        keep: newest checkpoints that stay. before_save: called with the step once a save can begin, before anything
+        that several processes do together. Raises ConfigError if it is below 1, or the folder cannot be written.
         """
         if keep < 1:
             raise ConfigError(f"a run must keep at least 1 checkpoint, got keep = {keep}")
         super().__init__(folder)
         self._keep = keep
-        self._on_durable = on_durable
+        self._on_durable, self._before_save = on_durable, before_save
         self._is_first_process = jax.process_index() == 0
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -91,7 +99,10 @@ class CheckpointStore(CheckpointReader):
             raise CheckpointError(
                 f"checkpoint {self.path(step)} exists; steps count up, and restarts call forget_after"
             )
-        self._check_room((state, lagging))
+        if self._is_first_process:
+            self._check_room((state, lagging))
+        if self._before_save is not None:
+            self._before_save(step)
         items = {"state": state} if lagging is None else {"state": state, "lagging": lagging}
         arguments = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
         try:
@@ -108,8 +119,9 @@ class CheckpointStore(CheckpointReader):
 
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints of later steps: a run that goes on from `step` will make its own."""
-        for later in [s for s in self.steps() if s > step]:
-            self._remove(self.path(later))
+        if self._is_first_process:
+            for later in [s for s in self.steps() if s > step]:
+                self._remove(self.path(later))
 
     def _commit(self, job: _Job) -> None:
         partial, final = self._partial(job.step), self.path(job.step)

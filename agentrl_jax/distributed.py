@@ -1,15 +1,19 @@
-"""Several processes, one mesh: joining JAX's process group, before any device exists.
+"""Several processes, one mesh: joining JAX's process group, before any device exists, and talking within it.
 
 JAX finds the group's members itself under SLURM (srun), Open MPI (mpirun) and in indexed Kubernetes jobs; elsewhere
-they are named.
+they are named. What the members tell each other goes over the devices, as everything else does: all of them make the
+same calls in the same order, from one thread at a time.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from agentrl_jax.errors import ConfigError
+import numpy as np
+
+from agentrl_jax.errors import AgentRLError, ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +94,72 @@ def join(config: ProcessGroupConfig) -> ProcessGroup | None:
             "--num-processes and --process-id, the same on every process but the last"
         ) from error
     return group
+
+
+class ProcessError(AgentRLError):
+    """Another process of the group has failed; what went wrong stands in its own output."""
+
+
+def is_first() -> bool:
+    """True in process 0, which decides and writes; also where there is no group."""
+    import jax
+
+    return bool(jax.process_index() == 0)
+
+
+def is_alone() -> bool:
+    """True where no other process shares the devices."""
+    import jax
+
+    return bool(jax.process_count() == 1)
+
+
+def share(tree: Any) -> Any:
+    """Return process 0's `tree` of NumPy arrays in every process; the others give one of the same shapes and dtypes."""
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(tree)
+
+
+def share_bytes(data: bytes) -> bytes:
+    """Return process 0's `data` in every process, whatever the others give."""
+    size = int(share(np.array(len(data), np.int32)))
+    given = np.frombuffer(data, np.uint8) if is_first() else np.zeros(size, np.uint8)
+    # Padded to a power of two: each size is a program of its own.
+    padded = np.zeros(1 << max(size - 1, 0).bit_length(), np.uint8)
+    padded[:size] = given
+    return bytes(share(padded)[:size])
+
+
+def any_of(flag: bool) -> bool:
+    """Return whether any process gave True."""
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.process_allgather(np.array(flag, np.int32)).any())
+
+
+def gathered(tree: Any) -> Any:
+    """Return the arrays of `tree` whole and on the host, in every process, whichever of them hold their parts."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    def gather(leaf: Any) -> Any:
+        is_here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        return jax.device_get(leaf) if is_here else multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(gather, tree)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Leave the block when all processes have, and in none as if nothing had happened if one failed in it.
+
+    Raises ProcessError in those that did not fail themselves.
+    """
+    try:
+        yield
+    except BaseException:
+        any_of(True)
+        raise
+    if any_of(False):
+        raise ProcessError("another process of the group failed in a step that all take together: see its output")

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import trio
 from jax.sharding import Mesh
 
-from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.algo.policy_metrics import mismatch_alarm
 from agentrl_jax.batch_files import save_batch
 from agentrl_jax.config import TrainConfig
@@ -44,8 +44,9 @@ from agentrl_jax.engines.local.placement import engine_place
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.lead import Beginning, Leader
 from agentrl_jax.learner import Learner
-from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning
+from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning, warm_up_learner
 from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.profiling import StepProfiler
@@ -55,7 +56,7 @@ from agentrl_jax.run_evaluation import MODES, Evaluations, RunEvaluations, Say
 from agentrl_jax.run_warm_up import run_warm_up
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.seeding import derive_seed
-from agentrl_jax.sft import warm_up_learner_config
+from agentrl_jax.step_plan import StepPlan
 from agentrl_jax.survival import LaggingPolicy, Survival
 from agentrl_jax.types import Group
 
@@ -84,14 +85,16 @@ def train(
     say: Say,
     *,
     sources: Mapping[str, EnvSource] | None = None,
+    leader: Leader | None = None,
 ) -> TrainResult:
     """Carry out a whole training run, or the rest of one, and return what came of it.
 
     sources: of the families whose sessions run in processes, by name.
+    leader: of the processes that share the mesh, in process 0; the others run `follow.follow_training`.
     The first SIGINT or SIGTERM finishes the running step and saves; the second stops at once, and saves what the
     last finished step left. Raises KeyboardInterrupt after a second one, and whatever ends a run (errors.py).
     """
-    return trio.run(_train, config, families, mesh, run, say, sources or {})
+    return trio.run(_train, config, families, mesh, run, say, sources or {}, leader or Leader())
 
 
 async def _train(
@@ -101,10 +104,13 @@ async def _train(
     run: RunLog,
     say: Say,
     sources: Mapping[str, EnvSource],
+    lead: Leader,
 ) -> TrainResult:
     stop = trio.Event()
+    lead.on_stop = partial(trio.lowlevel.current_trio_token().run_sync_soon, stop.set)
     result: TrainResult | None = None
-    with unwrapped_errors(), Survival(run.folder, keep=config.keep_checkpoints) as survival:
+    keep, before_save = config.keep_checkpoints, lambda step: lead(StepPlan(save=True, step=step))
+    with unwrapped_errors(), Survival(run.folder, keep=keep, before_save=before_save) as survival:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, stop, nursery.cancel_scope, say)
             if survival.has_checkpoint:
@@ -115,7 +121,7 @@ async def _train(
             run.write_config(prepared.config.to_json())
             kinds, max_threads = config.session_kinds(families), config.engine.num_slots
             async with open_sessions(families, kinds, sources, max_threads=max_threads) as sessions:
-                result = await _Training(prepared, families, sessions, mesh, run, survival, say, stop).run()
+                result = await _Training(prepared, families, sessions, mesh, run, survival, say, stop, lead).run()
             nursery.cancel_scope.cancel()
     if result is None:
         raise KeyboardInterrupt
@@ -145,10 +151,11 @@ class _Training:
         survival: Survival,
         say: Say,
         stop: trio.Event,
+        lead: Leader,
     ) -> None:
         self.prepared, self.config, self.policy = prepared, prepared.config, prepared.policy
         self.families, self.sessions, self.mesh, self.run_log = families, sessions, mesh, run_log
-        self.survival, self.say, self.stop = survival, say, stop
+        self.survival, self.say, self.stop, self.lead = survival, say, stop, lead
         self.loss = make_loss(self.config.loss)
         self.learner: Learner
         self.lagging: LaggingPolicy | None = None
@@ -170,6 +177,7 @@ class _Training:
         self.is_evaluating = False
 
     async def run(self) -> TrainResult:
+        await trio.to_thread.run_sync(self.lead.begin, self._beginning())
         if self.survival.has_checkpoint:
             self.learner = await trio.to_thread.run_sync(self._resume_learner)
             lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
@@ -183,6 +191,22 @@ class _Training:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._save)
 
+    @property
+    def num_copy_steps(self) -> int:
+        return self.config.warm_up.copy_steps if len(self.prepared.copy_ids) else 0
+
+    def _beginning(self) -> Beginning:
+        step = self.survival.step
+        return Beginning(
+            config=self.config,
+            model=self.policy.model,
+            dtype=self.policy.dtype,
+            run_dir=self.run_log.folder,
+            weights=self.config.model if step is None else self.run_log.model_folder,
+            num_copy_steps=self.num_copy_steps,
+            step=step,
+        )
+
     async def _warm_up(self) -> bool:
         """Leave the learner of reinforcement learning, after a supervised warm-up if one is asked for.
 
@@ -190,23 +214,22 @@ class _Training:
         """
         params = await trio.to_thread.run_sync(self.policy.load_params, self.mesh)
         if self.config.has_warm_up:
-            num_copy_steps = self.config.warm_up.copy_steps if len(self.prepared.copy_ids) else 0
-            settings = warm_up_learner_config(self.config.warm_up, self.config.learner, num_copy_steps=num_copy_steps)
-            loss = make_loss(LossConfig(name="sft"))
-            # A network that starts from nothing has nothing that adapters could leave as it is.
-            lora = self.config.lora if self.config.model is not None else None
-            self.learner = Learner(self.policy.model, settings, loss, self.mesh, params, lora=lora)
+            make = partial(warm_up_learner, num_copy_steps=self.num_copy_steps, make_learner=self.lead.make_learner)
+            self.learner = await trio.to_thread.run_sync(make, self.config, self.policy.model, self.mesh, params)
             with_log = self.learner, self.prepared, self.run_log, self.say, self.stop.is_set
             await trio.to_thread.run_sync(run_warm_up, *with_log)
+            await trio.to_thread.run_sync(self.lead, StepPlan(stop=True))
             params = self.learner.params
         args = self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder
-        self.learner = await trio.to_thread.run_sync(begin_learning, *args)
+        begin = partial(begin_learning, make_learner=self.lead.make_learner)
+        self.learner = await trio.to_thread.run_sync(begin, *args)
         await trio.to_thread.run_sync(self._save_model)
         return not (self.config.has_warm_up and self.stop.is_set())
 
     def _resume_learner(self) -> Learner:
         params = self.policy.load_params(self.mesh)
-        return resume_learning(self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder)
+        args = self.config, self.policy.model, self.loss, self.mesh, params, self.run_log.folder
+        return resume_learning(*args, make_learner=self.lead.make_learner)
 
     def _stopped_in_warm_up(self) -> TrainResult:
         self.say("stopped in the warm-up: --resume begins it anew")
@@ -215,7 +238,8 @@ class _Training:
         )
 
     def _save_model(self) -> None:
-        self.policy.save(self.learner.host_params(), self.run_log.model_folder)
+        self.lead(StepPlan(export=True))
+        self.policy.save(self.learner.params, self.run_log.model_folder)
 
     def _save(self) -> None:
         self._save_model()
@@ -254,7 +278,7 @@ class _Training:
         plan = await trio.to_thread.run_sync(self.survival.begin, self.sampler, self.config.rollout)
         self.num_learned = plan.step
         if self.config.pool.has_lagging and self.lagging is None:
-            self.lagging = self._lagging_copy(plan.version)
+            self.lagging = await trio.to_thread.run_sync(self._lagging_copy, plan.version)
         if is_new:
             self._remember(plan.step, plan.version)
             await trio.to_thread.run_sync(self._save)
@@ -268,6 +292,7 @@ class _Training:
         return plan
 
     def _lagging_copy(self, version: int) -> LaggingPolicy:
+        self.lead(StepPlan(lag=True))
         return LaggingPolicy(weights=jax.tree.map(jnp.copy, self.learner.params), version=version)
 
     def _remember(self, step: int, version: int) -> None:
@@ -279,11 +304,15 @@ class _Training:
         """The current policy's engine, serving the learner's params as `version`, and the lagging policy's."""
         async with AsyncExitStack() as stack:
             open_engine = partial(self._open_engine, say=self.say)
-            current = open_engine(weights=self.learner.params, version=version, name="current-0", pool="current")
+            weights = await trio.to_thread.run_sync(self.lead.engine_weights, self.learner)
+            current = open_engine(weights=weights, version=version, name="current-0", pool="current")
             engines: list[LocalEngine] = [await stack.enter_async_context(current)]
             if self.lagging is not None:
-                older = self.lagging
-                lagging = open_engine(weights=older.weights, version=older.version, name="lagging-0", pool="lagging")
+                version = self.lagging.version
+                older = await trio.to_thread.run_sync(
+                    self.lead.lagging_weights, self.lagging.weights, self.policy.model
+                )
+                lagging = open_engine(weights=older, version=version, name="lagging-0", pool="lagging")
                 engines.append(await stack.enter_async_context(lagging))
             stack.enter_context(calm_collector())  # whatever lives as long as the run is there now
             yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
@@ -298,9 +327,11 @@ class _Training:
         self._warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 
         async def publish(version: int) -> None:
-            served = await rollouts.pool.publish(self.learner.params, version)
+            served = await rollouts.pool.publish(
+                await trio.to_thread.run_sync(self.lead.engine_weights, self.learner), version
+            )
             if self.lagging is not None and served["lagging-0"] == version:
-                self.lagging = self._lagging_copy(version)
+                self.lagging = await trio.to_thread.run_sync(self._lagging_copy, version)
 
         loop_stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -393,7 +424,8 @@ class _Training:
         self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Evaluate the learner's policy of now on an engine of its own; started once that has its copy."""
-        async with self._open_engine(weights=self.learner.params, version=version, name="evaluation-0") as engine:
+        weights = await trio.to_thread.run_sync(self.lead.engine_weights, self.learner)
+        async with self._open_engine(weights=weights, version=version, name="evaluation-0") as engine:
             task_status.started()
             await self.evaluations.evaluate("during", step=step, engine=engine)
         self.is_evaluating = False

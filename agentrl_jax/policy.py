@@ -14,7 +14,7 @@ from agentrl_jax.env import Message, Tool
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import ExportDType
-from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pretrained
+from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pretrained, place_params
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.rendering.config import RenderingConfig, read_rendering, write_rendering
@@ -107,12 +107,17 @@ def create_policy(
     train_tokenizer(texts, folder, vocab_size=network.vocab_size, chat_template=source, keep_whole=keep_whole)
     tokenizer = load_tokenizer(folder)
     model = network.model_config(tokenizer.vocab_size)
+
+    def draw(mesh: Mesh | None) -> Params:
+        params = init_params(model, seed)
+        return params if mesh is None else place_params(model, params, mesh)
+
     return Policy(
         model=model,
         dtype="float32",
         tokenizer=tokenizer,
         tokenizer_folder=folder,
-        load_params=lambda _: init_params(model, seed),
+        load_params=draw,
     )
 
 

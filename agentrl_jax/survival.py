@@ -7,6 +7,7 @@ A group stays in the ledger until a durable checkpoint contains the step that co
 can be trained again, and nothing twice in the history of the surviving params. Synchronous: call it from a thread.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,16 @@ class LaggingPolicy:
 class Survival:
     """One run's ledger and checkpoints. Use it as a context manager; leaving it waits for the last save."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        """Raises ConfigError if another process has the run open, or its folder cannot be written."""
+    def __init__(self, folder: Path, *, keep: int, before_save: Callable[[int], None] | None = None) -> None:
+        """before_save: see `CheckpointStore`.
+
+        Raises ConfigError if another process has the run open, or its folder cannot be written.
+        """
         with ExitStack() as opened:
             self.journal = opened.enter_context(Journal(folder / "ledger"))
             on_durable = self.journal.checkpoint_durable
             # Entered last, so left first: the last save still tells the journal that it is durable.
-            store = CheckpointStore(folder / "checkpoints", keep=keep, on_durable=on_durable)
+            store = CheckpointStore(folder / "checkpoints", keep=keep, on_durable=on_durable, before_save=before_save)
             self._store = opened.enter_context(store)
             self._opened = opened.pop_all()
         self.step = self._store.latest()

@@ -5,7 +5,6 @@ re-tokenised or recomputed. Every record validates itself at construction, so th
 numpy only: no jax, no trio.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from agentrl_jax.episode_end import EpisodeEnd as EpisodeEnd
 from agentrl_jax.errors import RecordError
 
 Ids = npt.NDArray[np.int32]
@@ -53,60 +53,6 @@ def _frozen(array: npt.ArrayLike, dtype: npt.DTypeLike, name: str) -> npt.NDArra
         raise RecordError(f"{name} must be a vector, got shape {result.shape}")
     result.flags.writeable = False
     return result
-
-
-class EpisodeEnd(enum.Enum):
-    """Why an episode ended. The cause decides reward, vote in the baseline and trainability (docs/design.md)."""
-
-    COMPLETED = "completed"
-    MAX_TURNS = "max_turns"
-    CONTEXT_LIMIT = "context_limit"
-    TURN_TRUNCATED = "turn_truncated"
-    INVALID_ACTION = "invalid_action"
-    VALIDATION_FAILED = "validation_failed"
-    WALL_TIMEOUT = "wall_timeout"
-    ENV_TIMEOUT = "env_timeout"
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_infrastructure(self) -> bool:
-        """True if the policy did not cause the end; such an episode has no reward and teaches nothing."""
-        return self in _INFRASTRUCTURE_ENDS
-
-    @property
-    def is_valid(self) -> bool:
-        """True if the episode votes in its group's baseline."""
-        return not self.is_infrastructure
-
-    @property
-    def is_trainable(self) -> bool:
-        """True if the episode's sampled tokens take part in the loss."""
-        return not self.is_infrastructure
-
-    @property
-    def agentrl_status(self) -> str:
-        """The status word of AgentRL's protocol."""
-        return _AGENTRL_STATUS[self]
-
-
-_INFRASTRUCTURE_ENDS = frozenset(
-    {EpisodeEnd.ENV_TIMEOUT, EpisodeEnd.ENV_ERROR, EpisodeEnd.ENGINE_ERROR, EpisodeEnd.CANCELLED}
-)
-_AGENTRL_STATUS = {
-    EpisodeEnd.COMPLETED: "completed",
-    EpisodeEnd.MAX_TURNS: "task limit reached",
-    EpisodeEnd.CONTEXT_LIMIT: "agent context limit",
-    EpisodeEnd.TURN_TRUNCATED: "agent context limit",
-    EpisodeEnd.INVALID_ACTION: "agent invalid action",
-    EpisodeEnd.VALIDATION_FAILED: "agent validation failed",
-    EpisodeEnd.WALL_TIMEOUT: "task limit reached",
-    EpisodeEnd.ENV_TIMEOUT: "task error",
-    EpisodeEnd.ENV_ERROR: "task error",
-    EpisodeEnd.ENGINE_ERROR: "cancelled",
-    EpisodeEnd.CANCELLED: "cancelled",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,29 +352,3 @@ class Group:
         """True if at least two members that vote got different rewards (to REWARD_DECIMALS)."""
         rewards = [t.reward for t in self.trajectories if t.votes and t.reward is not None]
         return len({round(reward, REWARD_DECIMALS) for reward in rewards}) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """What every learner process does next; sent by process 0 before any collective.
-
-    num_micro_batches, row_tokens: the shape of the batch that is trained on, of which each process holds its rows; 0
-      unless `train`.
-    stop: leave the loop once the rest of this plan is done.
-    """
-
-    train: bool
-    num_micro_batches: int = 0
-    row_tokens: int = 0
-    publish: bool = False
-    save: bool = False
-    evaluate: bool = False
-    stop: bool = False
-
-    def __post_init__(self) -> None:
-        is_shaped = self.num_micro_batches >= 1 and self.row_tokens >= 1
-        if is_shaped != self.train or (not self.train and (self.num_micro_batches or self.row_tokens)):
-            raise RecordError(
-                "a plan has micro-batches and row tokens >= 1 if it trains and 0 if not, got "
-                f"train={self.train}, {self.num_micro_batches} and {self.row_tokens}"
-            )

@@ -34,8 +34,8 @@ def provenance(mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def check_alone(what: str = "reinforcement learning") -> None:
-    """Raise ConfigError if this is one of several processes: each would train an agent of its own."""
+def check_alone(what: str) -> None:
+    """Raise ConfigError if this is one of several processes, and `what` knows of one only."""
     if jax.process_count() > 1:
         raise ConfigError(
             f"{what} runs in one process, but this is one of {jax.process_count()}: start one, which "

@@ -1,12 +1,9 @@
 """Fine-tune on conversations: `python -m launch.sft --data FILE.jsonl`. See `--help`."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 
 import tyro
 
@@ -19,10 +16,11 @@ from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.saved_config import read_config
 from agentrl_jax.sft_config import SftConfig
 from agentrl_jax.sft_data import read_conversations, write_conversations
-from agentrl_jax.sft_run import SftData, run_sft, split_conversations
+from agentrl_jax.sft_run import SftData, SftResult, run_sft, split_conversations
 from agentrl_jax.sharding import parse_mesh
 from launch.config import make_families, printer, refuse
-from launch.devices import check_alone, open_mesh, provenance
+from launch.devices import check_alone, open_mesh
+from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
 
 PROGRAM = "launch.sft"
 
@@ -118,54 +116,19 @@ def _run(config: SftConfig, changes: dict[str, str], data: SftData | None) -> in
     check_alone("supervised fine-tuning")
     run_dir = config.run_dir
     assert run_dir is not None
-    with RunLog(run_dir, resume=config.resume is not None) as run:
-        try:
-            if config.resume is None:
-                run.write_config(config.to_json())
-            run.log_metrics("start", {**provenance(mesh), "changes": changes})
-            say(f"run directory: {run_dir}")
-            for name, change in changes.items():
-                say(f"changed: {name} {change}")
-            with _asked_to_stop(say) as should_stop:
-                result = run_sft(config, data or _expert_data(config, run_dir, say), mesh, run, say, should_stop)
-        except KeyboardInterrupt:
-            say(f"stopped at once; go on with --resume {run_dir}")
-            return 130
-        except ConfigError:
-            if config.resume is None:
-                run.discard()  # nothing has been learnt: the corrected command may use the folder
-            raise
+
+    def work(run: RunLog) -> SftResult:
+        with asked_to_stop(say) as should_stop:
+            result = run_sft(config, data or _expert_data(config, run_dir, say), mesh, run, say, should_stop)
         if config.resume is not None:
             run.write_config(replace(config, resume=None).to_json())
-    if result.is_stopped:
-        say(f"stopped after {result.num_steps} steps; go on with --resume {run_dir}")
-    say(f"weights and tokenizer: {result.model_folder}")
+        return result
+
+    result = carry_out(config, changes, mesh, say, work)
+    if result is None:
+        return INTERRUPTED
+    say_end(run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
-
-
-@contextmanager
-def _asked_to_stop(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has asked to stop; the second of them raises KeyboardInterrupt."""
-    requests: list[int] = []
-    said: list[bool] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if requests:
-            raise KeyboardInterrupt
-        requests.append(number)
-
-    def should_stop() -> bool:
-        if requests and not said:  # not in the handler, which may have interrupted another line
-            said.append(True)
-            say("stopping: saving (once more stops at once)")
-        return bool(requests)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield should_stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

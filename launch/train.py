@@ -1,22 +1,29 @@
 """Train an agent: `python -m launch.train`. See `--help`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import jax
+from jax.sharding import Mesh
+
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.telemetry import check_installed
+from agentrl_jax.distributed import is_first
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.follow import follow_training
+from agentrl_jax.lead import Leader, leading
 from agentrl_jax.pipeline import train
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.report.curves import draw_curves
-from agentrl_jax.runlog import RunLog, check_unused
+from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.config import env_sources, make_families, parse_training, printer, refuse
-from launch.devices import check_alone, open_mesh, provenance
+from launch.devices import open_mesh
+from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
 
 PROGRAM = "launch.train"
 
@@ -57,34 +64,38 @@ def _run(
 ) -> int:
     say = printer()
     mesh = open_mesh(parse_mesh(config.mesh), say, config.runtime)
-    check_alone()
+    if is_first():
+        with leading() as leader:
+            return _lead(config, changes, families, sources, mesh, say, leader)
+    with asked_to_stop(say) as should_stop:
+        num_steps = follow_training(mesh, should_stop)
+    say(f"process {jax.process_index()}: followed process 0 for {num_steps} steps")
+    return 0
+
+
+def _lead(
+    config: TrainConfig,
+    changes: dict[str, str],
+    families: Sequence[EnvFamily],
+    sources: Mapping[str, EnvSource],
+    mesh: Mesh,
+    say: Callable[[str], None],
+    leader: Leader,
+) -> int:
+    """The run itself, in the only process or the first of several."""
     make_loss(config.loss)  # a function of the user's is looked at before anything else starts
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
         say(f"note: --save-every {config.save_every} is above --max-steps: checkpoints only at start and end")
-    with RunLog(config.run_dir, resume=config.resume is not None) as run:
-        if config.resume is None:
-            run.write_config(config.to_json())
-        run.log_metrics("start", {**provenance(mesh), "changes": changes})
-        say(f"run directory: {config.run_dir}")
-        for name, change in changes.items():
-            say(f"changed: {name} {change}")
-        try:
-            result = train(config, families, mesh, run, say, sources=sources)
-        except KeyboardInterrupt:
-            say(f"stopped at once; go on with --resume {config.run_dir}")
-            return 130
-        except ConfigError:
-            if config.resume is None:
-                run.discard()  # nothing has been learnt: the corrected command may use the folder
-            raise
+    result = carry_out(
+        config, changes, mesh, say, lambda run: train(config, families, mesh, run, say, sources=sources, leader=leader)
+    )
+    if result is None:
+        return INTERRUPTED
     curves = draw_curves(config.run_dir)
     if curves is not None:
         say(f"curves: {curves}")
-    if result.is_stopped:
-        say(f"stopped after {result.num_steps} steps; go on with --resume {config.run_dir}")
-    else:
-        say(f"weights and tokenizer: {result.model_folder}")
+    say_end(config.run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
 
 

@@ -15,7 +15,6 @@ from agentrl_jax.types import (
     Group,
     SamplingParams,
     Segment,
-    StepPlan,
     Task,
     Trajectory,
     Turn,
@@ -252,14 +251,6 @@ def test_a_turns_reward_is_finite_and_its_calls_are_counted_from_zero() -> None:
         Turn(context_ids=np.array([1], np.int32), completion=make_completion(), num_calls=-1)
     with pytest.raises(RecordError, match=r"num_bare_calls must be in \[0, 1\], got 2"):
         Turn(context_ids=np.array([1], np.int32), completion=make_completion(), num_calls=1, num_bare_calls=2)
-
-
-def test_a_plan_has_a_shape_exactly_if_it_trains() -> None:
-    assert StepPlan(train=True, num_micro_batches=2, row_tokens=64, publish=True).row_tokens == 64
-    assert StepPlan(train=False, stop=True).stop
-    for train, num_micro_batches, row_tokens in ((True, 0, 64), (True, 2, 0), (False, 2, 64), (False, 0, 64)):
-        with pytest.raises(RecordError, match=f"train={train}, {num_micro_batches} and {row_tokens}"):
-            StepPlan(train=train, num_micro_batches=num_micro_batches, row_tokens=row_tokens)
 
 
 def test_ids_are_a_read_only_copy() -> None:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import LossFn
 from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
+from agentrl_jax.distributed import gathered
 from agentrl_jax.errors import NoProgressError, RecordError
 from agentrl_jax.learner.compiles import CompileCounter, Memory
 from agentrl_jax.learner.config import LearnerConfig, learning_rate_at
@@ -20,6 +21,7 @@ from agentrl_jax.learner.trained import Trained, param_shardings, shape_of
 from agentrl_jax.learner.updates import Figures, TrainState, update_programs
 from agentrl_jax.models.attention import AttentionPlan
 from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.export import host_params
 from agentrl_jax.models.params import Params, build_tree, check_params
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_segments
 from agentrl_jax.sharding import MeshShape, check_rows, named_sharding, num_row_shares
@@ -92,12 +94,17 @@ class Learner:
         return self._whole
 
     @property
+    def has_scores(self) -> bool:
+        """Whether the last step was computed, so that it left scores."""
+        return bool(self._scores)
+
+    @property
     def scores(self) -> tuple[Scores, ...]:
         """Of each micro-batch of the last step, on the host: what its loss was computed from; () if it was skipped.
 
-        One process holds the mesh.
+        Where several processes share the mesh, all of them ask, and get all rows.
         """
-        return tuple(jax.device_get(self._scores))
+        return tuple(gathered(self._scores))
 
     @property
     def attention(self) -> AttentionPlan:
@@ -110,9 +117,11 @@ class Learner:
         return self._compiles.total
 
     def host_params(self) -> Params:
-        """Return a float32 copy of `params` on the host, of its own."""
-        params: Params = jax.tree.map(lambda leaf: np.array(leaf, copy=True), self.params)
-        return params
+        """Return a float32 copy of `params` on the host, of its own.
+
+        Where several processes share the mesh, all of them call this, and each gets a copy.
+        """
+        return host_params(self.params, self.model)
 
     def abstract_state(self) -> TrainState:
         """Return shapes, dtypes and shardings of the state, to restore a checkpoint into."""
@@ -198,6 +207,13 @@ class Learner:
                 loss, hits, num_tokens = loss + of_loss.total, hits + of_hits.total, num_tokens + of_loss.weight
         return Validation(loss=float(loss), hits=float(hits), num_tokens=int(num_tokens))
 
+    def check_ids(self, batch: TokenBatch) -> None:
+        """Raise RecordError for token ids outside of the vocabulary."""
+        if batch.ids.min() < 0 or batch.ids.max() >= self.model.vocab_size:
+            raise RecordError(
+                f"token ids must be in [0, {self.model.vocab_size}), got {batch.ids.min()} to {batch.ids.max()}"
+            )
+
     def _update(self, packed: PackedBatch) -> Figures:
         sums: Sums | None = None
         self._scores = []
@@ -218,10 +234,7 @@ class Learner:
     def _put(self, batch: TokenBatch) -> TokenBatch:
         rows = batch.ids.shape[0] * num_row_shares(self.mesh)
         check_rows(rows, self._mesh_shape)
-        if batch.ids.min() < 0 or batch.ids.max() >= self.model.vocab_size:
-            raise RecordError(
-                f"token ids must be in [0, {self.model.vocab_size}), got {batch.ids.min()} to {batch.ids.max()}"
-            )
+        self.check_ids(batch)
         by_rows = named_sharding(self.mesh, ("rows", None), (rows, batch.ids.shape[1]))
         everywhere = named_sharding(self.mesh, (), ())
         shardings = map_tokens(lambda _: by_rows, batch)._replace(totals=Totals(*([everywhere] * len(batch.totals))))

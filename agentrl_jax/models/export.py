@@ -21,7 +21,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.buckets import HostBucket, HostTensor, checksum
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.families import hf_entries, param_specs
-from agentrl_jax.models.params import check_params, leaf_at
+from agentrl_jax.models.params import Params, build_tree, check_params, leaf_at
 from agentrl_jax.models.specs import HostArray, ParamSpec
 
 ExportDType: TypeAlias = Literal["float32", "bfloat16"]
@@ -106,6 +106,21 @@ def host_tensors(params: Mapping[str, Any], config: ModelConfig, dtype: ExportDT
     """Yield (Hugging Face's name, C-contiguous array in `dtype`) of every tensor, in their order."""
     for name, spec, layer in hf_entries(config):
         yield name, spec.to_hf(np.asarray(_begin_one(leaf_at(params, spec.path), layer, dtype)))
+
+
+def host_params(params: Mapping[str, Any], config: ModelConfig) -> Params:
+    """Return a float32 copy of `params` on the host, in our layout, gathered layer by layer."""
+
+    def copy(spec: ParamSpec) -> HostArray:
+        leaf, out = leaf_at(params, spec.path), np.empty(spec.shape, np.float32)
+        if spec.is_stacked:
+            for layer in range(config.num_layers):
+                out[layer] = np.asarray(_begin_one(leaf, layer, "float32"))
+        else:
+            out[...] = np.asarray(_begin_one(leaf, None, "float32"))
+        return out
+
+    return build_tree(config, copy)
 
 
 def export_bytes(config: ModelConfig, *, dtype: ExportDType) -> int:

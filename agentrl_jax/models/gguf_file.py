@@ -1,7 +1,7 @@
 """A GGUF file as tensors of Hugging Face's names and layout, for models that come in no other form.
 
-The `gguf` package maps the file and dequantises, to float32, what is asked for. The tokenizer inside the file is not read: put the model's tokenizer.json
-and tokenizer_config.json, of its Hugging Face repository, beside it.
+The `gguf` package maps the file and dequantises, to float32, what is asked for. The tokenizer inside the file is not
+read: put the model's tokenizer.json and tokenizer_config.json, of its Hugging Face repository, beside it.
 """
 
 from collections.abc import Mapping
@@ -186,6 +186,6 @@ def _gguf_name(spec: ParamSpec, layer: int | None) -> str:
 
 
 def _row_order(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """Where llama.cpp has each row of q or k: it puts rotary pairs next to each other, Hugging Face half a head apart."""
+    """Where llama.cpp has each row of q or k: rotary pairs next to each other, not half a head apart."""
     theirs = np.arange(num_rows).reshape(-1, head_dim // 2, 2)
     return theirs.swapaxes(1, 2).reshape(-1)

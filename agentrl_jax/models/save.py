@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from agentrl_jax.distributed import is_first, together
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import DTYPES, ExportDType, export_bytes, host_tensors
@@ -61,6 +63,9 @@ def save_pretrained(
       token ids of its config.json. It may be `folder` itself.
     max_file_bytes: weights of more bytes are spread over several files with an index. A tensor is never split.
 
+    Where several processes share the mesh that `params` lie on, all of them call this and take part in the gathering;
+    the first one writes, and none returns before the folder is whole. Raises ProcessError in the others if it failed.
+
     Weights are written under other names and flushed to disk before any file is replaced, so that a disk that runs
     full leaves the old checkpoint. A crash in the moment of replacing several files leaves a folder without an index,
     which is refused, never one of mixed tensors. `config.json` comes last.
@@ -69,9 +74,28 @@ def save_pretrained(
     if max_file_bytes < 1:
         raise ConfigError(f"max_file_bytes must be >= 1, got {max_file_bytes}")
     dtype = dtype or natural_dtype(params)
+    arrays = host_tensors(params, config, dtype)
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(dict(params))):
+        return _write(arrays, config, folder, dtype, source, max_file_bytes)
+    with together():
+        try:
+            if is_first():
+                _write(arrays, config, folder, dtype, source, max_file_bytes)
+        finally:
+            deque(arrays, maxlen=0)  # whatever happens here, the others are not left waiting for the rest
+
+
+def _write(
+    arrays: Iterator[tuple[str, HostArray]],
+    config: ModelConfig,
+    folder: Path,
+    dtype: ExportDType,
+    source: Path | None,
+    max_file_bytes: int,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     token_ids = _copy_companions(source, folder) if source is not None else {}
-    _write_weights(params, config, folder, dtype, max_file_bytes)
+    _write_weights(arrays, config, folder, dtype, max_file_bytes)
     _write_json(folder / "config.json", to_hf_config(config, dtype=dtype) | _NO_TOKEN_IDS | token_ids)
 
 
@@ -87,13 +111,12 @@ def _copy_companions(source: Path, folder: Path) -> dict[str, Any]:
 
 
 def _write_weights(
-    params: Mapping[str, Any], config: ModelConfig, folder: Path, dtype: ExportDType, max_file_bytes: int
+    arrays: Iterator[tuple[str, HostArray]], config: ModelConfig, folder: Path, dtype: ExportDType, max_file_bytes: int
 ) -> None:
     parts = _split(config, dtype, max_file_bytes)
     names = [WEIGHTS]
     if len(parts) > 1:
         names = [f"model-{i + 1:05}-of-{len(parts):05}.safetensors" for i in range(len(parts))]
-    arrays = host_tensors(params, config, dtype)
     for name, part in zip(names, parts, strict=True):
         _write_partial(folder / name, _safetensors_chunks(part, arrays, dtype))
     old = set(folder.glob("model-*-of-*.safetensors")) | {folder / WEIGHTS}

@@ -1,0 +1,119 @@
+"""The processes beside process 0 of a learner that several share: they do what its plans say.
+
+They hold their part of params, optimiser and checkpoints, and nothing else: no controller, no engines, no log.
+`agentrl_jax/lead.py` is the other half.
+"""
+
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from agentrl_jax.algo.losses import make_loss
+from agentrl_jax.checkpoint import CheckpointStore
+from agentrl_jax.distributed import any_of, share, share_bytes
+from agentrl_jax.errors import NoProgressError
+from agentrl_jax.lead import Beginning, receive_rows
+from agentrl_jax.learner import Learner
+from agentrl_jax.learning import begin_learning, resume_learning, warm_up_learner
+from agentrl_jax.models.export import host_params
+from agentrl_jax.models.load import load_pretrained, place_params
+from agentrl_jax.models.params import Params, init_params
+from agentrl_jax.models.save import save_pretrained
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.step_plan import StepPlan
+
+
+def follow_training(mesh: Mesh, should_stop: Callable[[], bool]) -> int:
+    """Do process 0's bidding until it lets go; return the steps that were taken.
+
+    should_stop: whether this process was asked to stop, which is passed on to process 0 with its next plan.
+    """
+    data = share_bytes(b"")
+    if not data:  # process 0 found out that there is nothing to do
+        return 0
+    beginning: Beginning = pickle.loads(data)  # noqa: S301 - from a process of our own group
+    with CheckpointStore(beginning.run_dir / "checkpoints", keep=beginning.config.keep_checkpoints) as store:
+        return Follower(beginning, mesh, store, should_stop).run()
+
+
+def receive_plan(should_stop: Callable[[], bool]) -> StepPlan:
+    """Wait for process 0's next plan, and tell it whether this process was asked to stop."""
+    plan = StepPlan.from_numbers(share(StepPlan().to_numbers()))
+    any_of(should_stop())
+    return plan
+
+
+class Follower:
+    """One process's part of a training run."""
+
+    def __init__(
+        self, beginning: Beginning, mesh: Mesh, store: CheckpointStore, should_stop: Callable[[], bool]
+    ) -> None:
+        self.beginning, self.config, self.mesh = beginning, beginning.config, mesh
+        self.store, self.should_stop = store, should_stop
+        self.lagging: Params | None = None
+        self.num_steps = 0
+
+    def run(self) -> int:
+        """Take this process's part in the phases of `pipeline.train`."""
+        begun, config, model = self.beginning, self.config, self.beginning.model
+        loss, params = make_loss(config.loss), self._params()
+        if begun.step is not None:
+            learner = resume_learning(config, model, loss, self.mesh, params, begun.run_dir)
+            restored = self.store.restore(begun.step, learner.abstract_state(), learner.abstract_params())
+            learner.restore(restored.state)
+            self.lagging = restored.lagging
+        else:
+            if config.has_warm_up:
+                num_copy_steps = begun.num_copy_steps
+                learner = warm_up_learner(config, model, self.mesh, params, num_copy_steps=num_copy_steps)
+                self.follow_all(learner)
+                params = learner.params
+            learner = begin_learning(config, model, loss, self.mesh, params, begun.run_dir)
+        self.num_steps = 0
+        self.follow_all(learner)
+        return self.num_steps
+
+    def follow_all(self, learner: Learner) -> None:
+        """Follow plans until one says to stop."""
+        is_over = False
+        while not is_over:
+            plan = receive_plan(self.should_stop)
+            self.follow(learner, plan)
+            is_over = plan.stop
+
+    def follow(self, learner: Learner, plan: StepPlan) -> None:
+        """Take this process's part in what `plan` says, in the order of its fields."""
+        if plan.compile:
+            learner.compile_ahead(self.config.packing)
+        if plan.train:
+            self._train(learner, plan)
+        if plan.record:
+            _ = learner.scores
+        if plan.lag:
+            self.lagging = jax.tree.map(jnp.copy, learner.params)
+        if plan.publish:
+            learner.host_params()
+        if plan.publish_lagging:
+            assert self.lagging is not None
+            host_params(self.lagging, learner.model)
+        if plan.export:
+            save_pretrained(learner.params, learner.model, self.beginning.run_dir / "model", dtype=self.beginning.dtype)
+        if plan.save:
+            self.store.save(plan.step, learner.state, {}, self.lagging)
+
+    def _train(self, learner: Learner, plan: StepPlan) -> None:
+        packed = receive_rows(plan, self.config.packing.rows_per_micro_batch, self.mesh)
+        with suppress(NoProgressError):  # process 0 has the same figures, and decides
+            learner.step(packed)
+        self.num_steps += 1
+
+    def _params(self) -> Params:
+        if self.beginning.weights is not None:
+            return load_pretrained(self.beginning.weights, mesh=self.mesh)[1]
+        host = init_params(self.beginning.model, derive_seed(self.config.seed, "init"))
+        return place_params(self.beginning.model, host, self.mesh)

@@ -1,0 +1,85 @@
+"""What every run directory's command does around its work: open it, say what began, and say how it ended."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from jax.sharding import Mesh
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.runlog import RunLog
+from agentrl_jax.sft_config import SftConfig
+from launch.devices import provenance
+
+ResultT = TypeVar("ResultT")
+
+INTERRUPTED = 130
+"""The exit code of a run that a second Ctrl-C has stopped."""
+
+
+def carry_out(
+    config: TrainConfig | SftConfig,
+    changes: Mapping[str, str],
+    mesh: Mesh,
+    say: Callable[[str], None],
+    work: Callable[[RunLog], ResultT],
+) -> ResultT | None:
+    """Return what `work` makes of the run directory, new or resumed; None if a second Ctrl-C has stopped it.
+
+    changes: what is different since the run was last started. A run directory in which `work` raised ConfigError before
+    anything was learnt is removed again.
+    """
+    assert config.run_dir is not None
+    is_new = config.resume is None
+    with RunLog(config.run_dir, resume=not is_new) as run:
+        try:
+            if is_new:
+                run.write_config(config.to_json())
+            run.log_metrics("start", {**provenance(mesh), "changes": dict(changes)})
+            say(f"run directory: {config.run_dir}")
+            for name, change in changes.items():
+                say(f"changed: {name} {change}")
+            return work(run)
+        except KeyboardInterrupt:
+            say(f"stopped at once; go on with --resume {config.run_dir}")
+            return None
+        except ConfigError:
+            if is_new:
+                run.discard()  # nothing has been learnt: the corrected command may use the folder
+            raise
+
+
+def say_end(run_dir: Path, model_folder: Path, *, num_steps: int, is_stopped: bool, say: Callable[[str], None]) -> None:
+    """Say where a run's policy is, and how a stopped one goes on."""
+    if is_stopped:
+        say(f"stopped after {num_steps} steps; go on with --resume {run_dir}")
+    say(f"weights and tokenizer: {model_folder}")
+
+
+@contextmanager
+def asked_to_stop(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT or SIGTERM has asked to stop; the second of them raises KeyboardInterrupt."""
+    requests: list[int] = []
+    said: list[bool] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+
+    def should_stop() -> bool:
+        if requests and not said:  # not in the handler, which may have interrupted another line
+            said.append(True)
+            say("stopping: saving (once more stops at once)")
+        return bool(requests)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield should_stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
