@@ -29,10 +29,15 @@ class AlfworldEnv:
 
     The first call of a turn is carried out and answered by what happens and the actions that are available then; a
     bad one is answered by a text starting with `error:`. Either way the turn is spent.
+
+    upstream_compat: as AgentBench-FC has it, a bad turn decides how the episode ends, even if the game is won later,
+    and calls that are not carried out get no answer.
     """
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: Game, *, upstream_compat: bool = False) -> None:
         self._game = game
+        self._upstream_compat = upstream_compat
+        self._end = EpisodeEnd.COMPLETED
         self._world = World(game)
         self._commands = self._world.commands()
         self._state = _State.NEW
@@ -49,19 +54,19 @@ class AlfworldEnv:
         """Carry out one assistant turn. Raises EnvError unless the episode is live."""
         self._require(_State.LIVE)
         if not action.calls:
-            self._num_repeats = 0
+            self._note(EpisodeEnd.INVALID_ACTION if action.errors else EpisodeEnd.VALIDATION_FAILED)
             errors = tuple(Message(role="tool", content=text) for text in action.errors)
             return StepResult(messages=errors or (Message(role="user", content=NO_CALL),))
         try:
             text = self._carry_out(action_of(action.calls[0]))
         except BadCall as bad:
-            self._num_repeats = 0
+            self._note(EpisodeEnd.INVALID_ACTION)
             text = str(bad)
-        notices = (NOT_EXECUTED,) * (len(action.calls) - 1)
+        notices = () if self._upstream_compat else (NOT_EXECUTED,) * (len(action.calls) - 1)
         messages = tuple(Message(role="tool", content=content) for content in (text, *notices, *action.errors))
         if self._world.is_won:
             self._state = _State.OVER
-            return StepResult(messages=messages, reward=1.0, end=EpisodeEnd.COMPLETED)
+            return StepResult(messages=messages, reward=1.0, end=self._end)
         if self._num_repeats < MAX_REPEATS:
             return StepResult(messages=messages)
         self._state = _State.OVER
@@ -73,6 +78,12 @@ class AlfworldEnv:
     def _require(self, state: _State) -> None:
         if self._state is not state:
             raise EnvError(f"an alfworld env that {self._state.value} was used as one that {state.value}")
+
+    def _note(self, end: EpisodeEnd) -> None:
+        """A turn was wasted, in the way of `end`."""
+        self._num_repeats = 0
+        if self._upstream_compat:
+            self._end = end
 
     def _carry_out(self, action: str) -> str:
         command = resolve(action, self._commands)

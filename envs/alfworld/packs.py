@@ -68,6 +68,11 @@ class Pack:
         types = {name for table in self._common.can_contain for pair in table for name in pair}
         return tuple(sorted(name.removesuffix("Type").lower() for name in types))
 
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """What names each game."""
+        return tuple(self.record(index).path for index in range(len(self)))
+
     def record(self, index: int) -> Record:
         """Raises ConfigError for a line that is no game."""
         try:

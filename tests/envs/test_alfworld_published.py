@@ -89,8 +89,8 @@ def test_the_splits_are_the_published_ones(alfworld_data):
     assert {"mug", "sinkbasin", "desk"} <= set(seen.vocabulary())
     with pytest.raises(EnvError, match="eval tasks 0 to 139"):
         seen.task("eval", 140)
-    with pytest.raises(ConfigError, match="published levels 1, 2, got 3"):
-        family(FamilyOptions(data=alfworld_data, level=3))
+    with pytest.raises(ConfigError, match="published levels 1, 2, 3, got 4"):
+        family(FamilyOptions(data=alfworld_data, level=4))
 
 
 @pytest.mark.data
