@@ -125,16 +125,16 @@ class GeneratedSource:
         return DictTriples(edges)
 
     def _draw_path(self, graph: DictTriples, rng: Random) -> tuple[Program, str]:
-        """A path that every step of leads somewhere, and its words."""
-        start = rng.choice(self._entities)
-        program: Program = Entity(start)
-        words = start
-        members = {start}
+        """A path of listed relations, and its words; it ends where nothing but its start is left to go on from."""
+        words = rng.choice(self._entities)
+        program: Program = Entity(words)
+        evaluator = Evaluator(graph)
         for _ in range(rng.randint(*self._level.hops)):
-            ways = sorted({r for m in members for r in graph.relations(m) if r in self._ontology.relations})
+            ways = sorted(evaluator.relations(program) & self._ontology.relations)
+            if not ways:
+                break
             relation = rng.choice(ways)
             program, words = Join(relation, program), f"the {relation} of {words}"
-            members = {o for m in members for o in graph.objects(m, relation)}
         return program, words
 
     def draw_path(self, graph: DictTriples, rng: Random) -> tuple[Program, str]:

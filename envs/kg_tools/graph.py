@@ -51,14 +51,19 @@ def value_of(literal: str) -> tuple[bool, float, str]:
         return True, 0.0, literal
 
 
+# A program that yields more is not answered: what a policy asks for must not hold up other episodes.
+MAX_MEMBERS = 20_000
+
+
 class Evaluator:
     """Implements `Backend` step by step over sets, each program once. It belongs to one episode.
 
-    A step touches each triple at most once, so no program costs more than its number of steps times the graph.
+    Raises QueryError for a program that yields more than `max_members` at any step.
     """
 
-    def __init__(self, triples: Triples) -> None:
+    def __init__(self, triples: Triples, *, max_members: int = MAX_MEMBERS) -> None:
         self._triples = triples
+        self._max_members = max_members
         self._members: dict[Program, frozenset[str]] = {}
 
     def answers(self, program: Program) -> frozenset[str]:
@@ -80,14 +85,21 @@ class Evaluator:
             case Entity():
                 return frozenset((program.id,))
             case Join():
-                subjects = self._members_of(program.source)
-                return frozenset(o for s in subjects for o in self._triples.objects(s, program.relation))
+                return self._follow(self._members_of(program.source), program.relation)
             case Intersection():
                 return self._members_of(program.first) & self._members_of(program.second)
             case Extreme():
                 return self._extreme(program)
             case Count():
                 return frozenset((str(len(self.answers(program.source))),))
+
+    def _follow(self, subjects: frozenset[str], relation: str) -> frozenset[str]:
+        reached: set[str] = set()
+        for subject in subjects:
+            reached.update(self._triples.objects(subject, relation))
+            if len(reached) > self._max_members:
+                raise QueryError("the query has too many answers")
+        return frozenset(reached)
 
     def _extreme(self, program: Extreme) -> frozenset[str]:
         best: Callable[..., tuple[bool, float, str]] = max if program.extremum == "argmax" else min

@@ -82,8 +82,8 @@ class PublishedSource:
     data_sets = EVAL_SETS
 
     def __init__(self, data: Path, eval_set: str | None, *, upstream_compat: bool) -> None:
-        # An unknown name is refused by the registry.
-        name = EVAL_SETS[0] if eval_set is None else eval_set
+        # An unknown name is refused by the registry, which knows it from `data_sets`.
+        name = eval_set if eval_set in EVAL_SETS else EVAL_SETS[0]
         self._upstream_compat = upstream_compat
         self._ontology = load_ontology(data)
         self._endpoint = find_endpoint(data / FOLDER)
