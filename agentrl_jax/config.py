@@ -11,6 +11,7 @@ from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
+from agentrl_jax.controller.remote_config import REMOTE_PREFIX, RemoteTasks
 from agentrl_jax.engines.addresses import LOCAL, check_addresses
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
@@ -40,7 +41,8 @@ class TrainConfig:
     recipe: str = "kg"
     """Where the defaults come from: kg (one environment), quickstart (two environments)"""
     tasks: str = "kg"
-    """Environments to train on, separated by commas"""
+    """Environments to train on, separated by commas; remote:NAME: a task that env workers serve, which register with
+    this run as with AgentRL's controller (see --remote.*)"""
     data: Path | None = None
     """Folder of real task data; without it every environment generates its own tasks"""
     level: int = 1
@@ -109,6 +111,7 @@ class TrainConfig:
     record_batches: bool = True
     """Keep the packed batch of every step in RUN_DIR/batches"""
 
+    remote: RemoteTasks = field(default_factory=RemoteTasks)
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=8, min_groups_per_batch=16))
     episode: EpisodeConfig = field(
         default_factory=lambda: EpisodeConfig(max_turns=1, max_new_tokens=64, max_context_tokens=1024)
@@ -182,6 +185,21 @@ class TrainConfig:
         if len(set(self.env_names)) < len(self.env_names):
             raise ConfigError(f"--tasks names an environment twice: {self.tasks!r}")
         self.rollout.weights(self.env_names)
+        self._check_remote()
+
+    def _check_remote(self) -> None:
+        local = [name for name in self.env_names if not name.startswith(REMOTE_PREFIX)]
+        if len(local) == len(self.env_names) and self.remote != RemoteTasks():
+            raise ConfigError(f"--remote.* has no effect without a task of remote workers: --tasks {REMOTE_PREFIX}NAME")
+        if local:
+            return
+        if self.has_warm_up or self.model is None:
+            raise ConfigError(
+                f"tasks of remote workers have no expert to learn from first: --tasks {self.tasks} needs --model, and "
+                "no warm-up"
+            )
+        if self.max_context_tokens is None:
+            raise ConfigError(f"nothing says how long episodes of {self.tasks} are: set --max-context-tokens")
 
     def _check_loss(self) -> None:
         if self.loss.name == "sft":
@@ -283,8 +301,9 @@ class TrainConfig:
         return config_changes(saved, self)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values of every field, for RUN_DIR/config.json."""
-        return config_to_json(self)
+        """Plain JSON values of every field but secrets, for RUN_DIR/config.json."""
+        remote = replace(self.remote, listen=replace(self.remote.listen, token=None))
+        return config_to_json(replace(self, remote=remote))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainConfig":

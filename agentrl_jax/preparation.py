@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 
 from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.sessions import RemotelyPlayed
 from agentrl_jax.env import EnvFamily, Message, Tool, tools_for
 from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.params import num_params
@@ -43,9 +44,11 @@ def prepare(
     Raises ConfigError if the policy cannot be opened, or if max_context_tokens is more than the model has positions
     or too small for any demonstration of a warm-up.
     """
+    experts = [family for family in families if not isinstance(family, RemotelyPlayed)]
     count = config.warm_up.demonstrations if config.has_warm_up else _NUM_FOR_SIZES
+    count = count if experts else 0
     conversations = play_demonstrations(
-        families, count, noise=config.warm_up.noise, seed=config.seed, limit=config.limit
+        experts, count, noise=config.warm_up.noise, seed=config.seed, limit=config.limit
     )
     if config.model is None:
         words = sorted({word for family in families for word in family.vocabulary()})
@@ -59,13 +62,13 @@ def prepare(
     render = {
         family.name: TemplateRenderer(policy.tokenizer, tools=family.tools, config=rendering) for family in families
     }
-    names = [families[number % len(families)].name for number in range(count)]
+    names = [experts[number % len(experts)].name for number in range(count)]
     rendered = [
         segment
         for name, conversation in zip(names, conversations, strict=True)
         for segment in render[name].demonstration_segments(*conversation)
     ]
-    longest = max(len(ids) for ids, _ in rendered)
+    longest = max((len(ids) for ids, _ in rendered), default=0)
     sized = _with_sizes(config, policy, longest)
     kept = tuple(r for r in rendered if len(r[0]) <= sized.packing.row_tokens[-1])
     if config.has_warm_up and not kept:
@@ -139,8 +142,9 @@ def _describe(
         used = "" if config.limit is None else f", of which at most {config.limit:,} are used"
         say(f"{family.name}: {num_train:,} training tasks{used}, {num_eval:,} held out")
     say(
-        f"policy: {num_params(policy.model) / 1e6:.2f} M parameters, {policy.model.vocab_size} ids; longest "
-        f"demonstration {longest} tokens, context {config.max_context_tokens}"
+        f"policy: {num_params(policy.model) / 1e6:.2f} M parameters, {policy.model.vocab_size} ids; "
+        + (f"longest demonstration {longest} tokens, " if longest else "")
+        + f"context {config.max_context_tokens}"
     )
     if num_too_long:
         count = num_too_long + num_kept

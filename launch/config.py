@@ -17,6 +17,7 @@ from envs import register_all
 from launch.command import parse as parse
 from launch.command import printer as printer
 from launch.command import refuse as refuse
+from launch.remote import is_remote, remote_families
 
 RECIPES: Mapping[str, TrainConfig] = {
     "kg": TrainConfig(),
@@ -97,7 +98,8 @@ def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
     registry = _registry()
-    return tuple(registry.make(name, _options(config, name)) for name in config.env_names)
+    remote = remote_families(config.remote, config.env_names, printer())
+    return tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in config.env_names)
 
 
 def env_sources(config: TrainConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:
@@ -105,7 +107,7 @@ def env_sources(config: TrainConfig, families: Iterable[EnvFamily]) -> dict[str,
 
     Raises ConfigError if this system cannot run envs in processes.
     """
-    names = [name for name, kind in config.session_kinds(families).items() if kind == "process"]
+    names = [name for name, kind in config.session_kinds(families).items() if kind == "process" and not is_remote(name)]
     if names:
         check_platform()
     registry = _registry()

@@ -1,11 +1,17 @@
 """How long the controller of remote workers waits for whom. The defaults are the original's where it has one."""
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeVar
 
 from agentrl_jax.controller.workers import RegistryConfig
 from agentrl_jax.errors import ConfigError
+
+T = TypeVar("T")
+
+REMOTE_PREFIX = "remote:"
+"""Of the names of families that remote workers serve."""
 
 Full = Literal["wait", "refuse"]
 
@@ -75,3 +81,50 @@ class ListenConfig:
     given (http://any:TOKEN@host:port/api), which the stock packages understand"""
     trusted: tuple[str, ...] = ()
     """Networks (10.0.0.0/8) whose machines need no token: stock workers cannot send one over gRPC"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTasks:
+    """Tasks of remote workers that a run trains on (--tasks remote:NAME): it is their controller."""
+
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    wait_s: float = 120.0
+    """How long a run waits at its start for a worker of each task"""
+    max_turns: int = 20
+    """Turns of an episode at the most, where --max-turns says nothing"""
+    train: str | None = None
+    """Which of a task's indices are trained on: positions in its list, FIRST:END (default: all but the last fifth)"""
+    eval: str | None = None
+    """Which are held out (default: the last fifth)"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.wait_s < math.inf or self.max_turns < 1:
+            raise ConfigError(f"wait_s and max_turns must be positive, got {self.wait_s} and {self.max_turns}")
+        ranges = [_positions(text) for text in (self.train, self.eval) if text is not None]
+        if len(ranges) == 1:
+            raise ConfigError("--remote.train and --remote.eval go together: give both or none")
+        if len(ranges) == 2 and set(ranges[0]) & set(ranges[1]):
+            raise ConfigError(f"training and held-out indices overlap: {self.train} and {self.eval}")
+
+    def split(self, task: str, indices: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+        """The indices of a task to train on, and those to hold out. Raises ConfigError if it has not enough."""
+        if self.train is None or self.eval is None:
+            num_held_out = max(1, len(indices) // 5)
+            parts = indices[:-num_held_out], indices[-num_held_out:]
+        else:
+            wanted = [_positions(self.train), _positions(self.eval)]
+            last = max(positions[-1] for positions in wanted)
+            if last >= len(indices):
+                raise ConfigError(f"{task} has {len(indices)} indices: there is no position {last} in it")
+            train, held_out = ([indices[position] for position in positions] for positions in wanted)
+            parts = train, held_out
+        if not all(parts):
+            raise ConfigError(f"{task} has {len(indices)} indices: too few to train on some and hold others out")
+        return parts
+
+
+def _positions(text: str) -> range:
+    first, _, end = text.partition(":")
+    if not (first.isdigit() and end.isdigit() and int(first) < int(end)):
+        raise ConfigError(f"expected positions such as 0:80, got {text!r}")
+    return range(int(first), int(end))

@@ -25,7 +25,8 @@ class RemoteRecord:
 
     started_at, used_at: seconds since 1970. calm_since: the loop's time at which its last call ended; infinite while
     one is under way, `call_over` comes after that. expires: False if whoever started it surely closes it.
-    why_cancelled: a reason; empty if it is not cancelled. cancel_sent: its worker has been asked to, if it can be.
+    why_cancelled: a reason; empty if it is not cancelled. cancel_sent: its worker has been asked to, or cannot be,
+    or it is over.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class SessionStore:
         if record.is_over:
             return False
         record.is_over = True
+        record.cancel_sent.set()
         del self.live[record.session_id]
         self._fates[record.session_id] = (record, reason)
         self._forgetting.touch(record.session_id)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import trio
 
 from agentrl_jax.controller.process_sessions import open_process_sessions
-from agentrl_jax.controller.sessions import SessionFactory, thread_sessions
+from agentrl_jax.controller.sessions import RemotelyPlayed, SessionFactory, thread_sessions
 from agentrl_jax.env import EnvFamily, EnvSource, SessionKind
 from agentrl_jax.errors import ConfigError
 
@@ -27,6 +27,9 @@ async def open_sessions(
     async with AsyncExitStack() as stack:
         sessions: dict[str, SessionFactory] = {}
         for family in families:
+            if isinstance(family, RemotelyPlayed):
+                sessions[family.name] = await stack.enter_async_context(family.open_sessions())
+                continue
             if kinds[family.name] == "thread":
                 sessions[family.name] = thread_sessions(family.make, trio.CapacityLimiter(max_threads))
                 continue

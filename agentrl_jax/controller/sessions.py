@@ -6,7 +6,8 @@ behind in a thread is the adapter's business, not the caller's.
 
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar, runtime_checkable
 
 import trio
 
@@ -41,6 +42,15 @@ class Session(Protocol):
 
 SessionFactory = Callable[[Task], Session]
 """Makes a session without doing anything yet: no I/O before `reserve`."""
+
+
+@runtime_checkable
+class RemotelyPlayed(Protocol):
+    """A family whose envs are elsewhere, and its expert nowhere: it makes its sessions itself."""
+
+    def open_sessions(self) -> AbstractAsyncContextManager[SessionFactory]:
+        """Sessions of its tasks, for as long as the block lasts."""
+        ...
 
 
 class WithoutQueue:
