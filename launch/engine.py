@@ -39,8 +39,8 @@ class EngineServerConfig:
     """Address to listen on. One that other machines can reach needs --token"""
     token: str | None = None
     """What clients must send as `Authorization: Bearer TOKEN`"""
-    version: int = 0
-    """Weight version of the model as it is on disk"""
+    version: int | None = None
+    """Weight version of the model as it is on disk (default: none, which clients see as "default")"""
     max_context_tokens: int = 512
     """Longest prompt and what is sampled behind it, together. On a CPU twice as much decodes half as fast"""
     engine: LocalEngineConfig = field(default_factory=LocalEngineConfig)
@@ -49,7 +49,7 @@ class EngineServerConfig:
         check_bind(self.host, self.token)
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port must be in [0, 65536), got {self.port}")
-        if self.version < 0:
+        if self.version is not None and self.version < 0:
             raise ConfigError(f"--version must be >= 0, got {self.version}")
 
     @property
@@ -117,12 +117,13 @@ async def _serve_forever(
         load_weights=weights_loader(policy.model),
         chat=chat,
     )
-    engine_block = open_local_engine(model=policy.model, config=sized, weights=weights, version=config.version)
+    name = "default" if config.version is None else str(config.version)
+    engine_block = open_local_engine(model=policy.model, config=sized, weights=weights, version=config.version or 0)
     async with engine_block as engine, trio.open_nursery() as nursery:
-        server = EngineServer(engine, model, token=config.token)
+        server = EngineServer(engine, model, token=config.token, weight_name=name)
         serve = partial(serve_http, server.handle, host=config.host, port=config.port, limits=ServerLimits())
         port: int = await nursery.start(serve)
-        say(f"serving {config.model} as version {config.version} at http://{config.host}:{port}")
+        say(f"serving {config.model} as version {name} at http://{config.host}:{port}")
 
 
 def _first(errors: BaseExceptionGroup[ConfigError]) -> ConfigError:

@@ -1,6 +1,6 @@
 """Complete weights of a version as a folder that servers read: one safetensors file and config.json. No jax.
 
-    FOLDER/v12/model.safetensors      written once, complete before it has its name, never changed
+    FOLDER/v12-0a1b2c3d/model.safetensors      written once, complete before it has its name, never changed
 
 The file is also what lies between learner and servers where they share a machine: on tmpfs it is memory. Invariants:
 - Every tensor of the model is in it, exactly once, in its shape; nothing else.
@@ -20,6 +20,7 @@ from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import numpy as np
 
@@ -88,6 +89,8 @@ class ExportFolder:
         self._config, self._dtype = dict(config), dtype
         self._header, self._places = _layout(shapes, dtype)
         self._exports: dict[int, Export] = {}
+        # A server that was given an export of the same number before must not take this for it.
+        self._suffix = uuid4().hex[:8]
 
     @property
     def dtype(self) -> WeightDType:
@@ -109,7 +112,7 @@ class ExportFolder:
             partial.mkdir()
             checksums = self._fill(partial / _FILE, buckets)
             (partial / "config.json").write_text(json.dumps(self._config), encoding="utf-8")
-            final = partial.rename(self.folder / f"v{version}")
+            final = partial.rename(self.folder / f"v{version}-{self._suffix}")
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise EngineError(f"cannot write version {version} to {self.folder}: {error}") from error

@@ -13,6 +13,7 @@ import trio
 from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, Send, json_answer
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_chat import ChatAnswers, ChatFormat, ChatRequest
+from agentrl_jax.engines.served_names import WeightNames
 from agentrl_jax.engines.served_turns import ServedTurns, Turn
 from agentrl_jax.engines.sglang_schema import AbortRequest, CloseSession, Generate, SamplingFields, parse_body
 from agentrl_jax.errors import EngineError
@@ -38,8 +39,8 @@ class ServedModel:
 class GenerationEndpoints:
     """Each method answers the requests of one path. `turns`: those that are under way."""
 
-    def __init__(self, engine: ServableEngine, model: ServedModel) -> None:
-        self._engine, self._model = engine, model
+    def __init__(self, engine: ServableEngine, model: ServedModel, names: WeightNames) -> None:
+        self._engine, self._model, self._names = engine, model, names
         self.turns = ServedTurns(engine)
         self._sessions: set[str] = set()
 
@@ -141,7 +142,8 @@ class GenerationEndpoints:
         self.turns.check_free(rid)
         eos_ids = self._model.chat.stop_ids if self._model.chat else ()
         params = sampling.to_params(seed=derive_seed("request", rid), eos_ids=eos_ids)
-        return Turn(rid=rid, prompt=prompt, sampling=params, session=session or f"request {rid}")
+        session = session or f"request {rid}"
+        return Turn(rid=rid, prompt=prompt, sampling=params, session=session, name_of=self._names.of)
 
     async def _serve(self, turn: Turn, *, is_kept: bool) -> None:
         if is_kept:

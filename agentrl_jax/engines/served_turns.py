@@ -15,7 +15,8 @@ from agentrl_jax.types import Completion, Ids, SamplingParams, as_ids
 @dataclass(slots=True, eq=False)
 class Turn:
     """One turn and what is known of it so far. logprobs: None where the engine's was not finite. finish_reason: in
-    SGLang's form; None while it runs. error: why it failed. on_news: called when ids have come."""
+    SGLang's form; None while it runs. error: why it failed. on_news: called when ids have come.
+    name_of: what clients call a version of the engine."""
 
     rid: str
     prompt: Ids
@@ -29,6 +30,7 @@ class Turn:
     error: str = ""
     started_at: float = 0.0
     on_news: Callable[[], None] = lambda: None
+    name_of: Callable[[int], str] = str
 
     def watch(self, sampled: Sampled) -> None:
         self.ids += sampled.ids
@@ -53,11 +55,11 @@ class Turn:
     def spans(self, current: int) -> list[dict[str, Any]]:
         """SGLang's `weight_versions`. current: the version of a turn that has no id yet."""
         if not self.versions:
-            return [{"version": str(current), "start": 0, "end": 0}]
+            return [{"version": self.name_of(current), "start": 0, "end": 0}]
         starts = [i for i, version in enumerate(self.versions) if i == 0 or version != self.versions[i - 1]]
         ends = [*starts[1:], len(self.versions)]
         return [
-            {"version": str(self.versions[start]), "start": start, "end": end}
+            {"version": self.name_of(self.versions[start]), "start": start, "end": end}
             for start, end in zip(starts, ends, strict=True)
         ]
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import trio
 
-from agentrl_jax.engines.http_server import Answer, HttpProblem, HttpRequest, json_answer
+from agentrl_jax.engines.http_server import Answer, HttpRequest, json_answer
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_generation import ServedModel
+from agentrl_jax.engines.served_names import WeightNames
 from agentrl_jax.engines.served_turns import ServedTurns
 from agentrl_jax.engines.sglang_schema import Nothing, PauseGeneration, UpdateFromDisk, parse_body
 from agentrl_jax.errors import ConfigError, EngineError
@@ -16,8 +17,8 @@ from agentrl_jax.errors import ConfigError, EngineError
 class WeightEndpoints:
     """Each method answers the requests of one path. path: where the weights that serve came from."""
 
-    def __init__(self, engine: ServableEngine, model: ServedModel, turns: ServedTurns) -> None:
-        self._engine, self._model, self._turns = engine, model, turns
+    def __init__(self, engine: ServableEngine, model: ServedModel, turns: ServedTurns, names: WeightNames) -> None:
+        self._engine, self._model, self._turns, self._names = engine, model, turns, names
         self.path = model.path
         self.is_paused = False
         self._is_open = False
@@ -58,28 +59,19 @@ class WeightEndpoints:
         """Names and shapes are checked before anything changes; a repeated request changes nothing."""
         asked = parse_body(request.body, UpdateFromDisk)
         async with self._lock:
-            version = _version(asked.weight_version, self._engine.version)
-            if version == self._engine.version and asked.model_path == self.path:
+            name = asked.weight_version
+            if name == self._names.current and asked.model_path == self.path:
                 return _verdict()
-            if version <= self._engine.version:
-                return _verdict(f"weight versions must increase, got {version} after {self._engine.version}")
             try:
                 weights = await trio.to_thread.run_sync(self._model.load_weights, Path(asked.model_path))
                 if asked.abort_all_requests:
                     self._turns.abort_all()
-                await self._engine.publish(weights, version)
+                unnamed = str(self._engine.version + 1)
+                await self._engine.publish(weights, self._names.next_version(unnamed if name is None else name))
             except (ConfigError, EngineError) as error:
                 return _verdict(str(error))
             self.path = asked.model_path
         return _verdict()
-
-
-def _version(asked: str | None, current: int) -> int:
-    if asked is None:
-        return current + 1
-    if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
-        raise HttpProblem(400, f"weight_version must be a whole number below 10**9, got {asked!r}")
-    return int(asked)
 
 
 def _verdict(problem: str = "") -> Answer:

@@ -2,7 +2,7 @@
 
 What differs from SGLang, always to the stricter side: a publish never leaves a prompt's cache computed by older weights
 (`in_place` and `retract` are the same here); a folder of weights must hold every tensor and no other, and a refused one
-leaves the old weights serving; weight versions are increasing integers; weights come from disk only.
+leaves the old weights serving; weights come from disk only.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,6 +15,7 @@ import trio
 from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, json_answer
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_generation import GenerationEndpoints, ServedModel
+from agentrl_jax.engines.served_names import WeightNames
 from agentrl_jax.engines.served_weights import WeightEndpoints
 from agentrl_jax.engines.sglang_schema import API_VERSION
 from agentrl_jax.errors import EngineError
@@ -34,10 +35,14 @@ _ELSEWHERE = (
 class EngineServer:
     """Answers requests for one engine; `handle` is a `Handler` of `http_server`."""
 
-    def __init__(self, engine: ServableEngine, model: ServedModel, *, token: str | None = None) -> None:
+    def __init__(
+        self, engine: ServableEngine, model: ServedModel, *, token: str | None = None, weight_name: str | None = None
+    ) -> None:
+        """weight_name: of the weights that `engine` serves now (default: its version)."""
         self._engine, self._model, self._token = engine, model, token
-        self._generation = GenerationEndpoints(engine, model)
-        self._weights = WeightEndpoints(engine, model, self._generation.turns)
+        self._names = WeightNames(engine, weight_name)
+        self._generation = GenerationEndpoints(engine, model, self._names)
+        self._weights = WeightEndpoints(engine, model, self._generation.turns, self._names)
         self._routes = self._make_routes()
 
     async def handle(self, request: HttpRequest) -> Answer | EventStream:
@@ -112,7 +117,7 @@ class EngineServer:
                 "served_model_name": self._weights.path,
                 "tokenizer_path": self._model.path if self._model.chat else None,
                 "is_generation": True,
-                "weight_version": str(self._engine.version),
+                "weight_version": self._names.current,
             }
         )
 

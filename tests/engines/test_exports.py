@@ -135,7 +135,7 @@ def test_only_what_is_kept_stays_and_nothing_stays_in_the_end(tmp_path: Path) ->
         for version in (1, 2, 5):
             exports.write(version, in_buckets(random_arrays(version)))
         exports.keep([5, 1, 9])
-        assert sorted(path.name for path in (tmp_path / "e").glob("v*")) == ["v1", "v5"]
+        assert sorted(path.name[:3] for path in (tmp_path / "e").glob("v*")) == ["v1-", "v5-"]
     assert not (tmp_path / "e").exists()
 
 
