@@ -7,12 +7,10 @@ Invariants:
   that none meets a connection that the server has given up; an idempotent one is repeated once, on a new connection.
 """
 
-import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -20,11 +18,10 @@ import h11
 import msgspec
 import trio
 
+from agentrl_jax.engines.http_connect import Connect, tcp_connect
 from agentrl_jax.errors import ConfigError, EngineError
 
 T = TypeVar("T")
-
-Connect = Callable[[], Awaitable[trio.abc.Stream]]
 
 _CHUNK_BYTES = 65_536
 _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError)
@@ -98,7 +95,7 @@ class HttpClient:
         self.url = url
         self._limits = limits
         self._path = parts.path.rstrip("/")
-        self._connect = connect or _tcp_connect(parts.scheme, host, port)
+        self._connect = connect or tcp_connect(parts.scheme, host, port)
         self._headers = [("host", parts.netloc), ("accept", "application/json")]
         if token is not None:
             self._headers.append(("authorization", f"Bearer {token}"))
@@ -257,15 +254,3 @@ def _split(url: str) -> tuple[SplitResult, str, int | None]:
     if parts.scheme not in ("http", "https") or not host or not is_sendable:
         raise ConfigError(f"expected a URL like http://host:port, got {url!r}")
     return parts, host, port
-
-
-def _tcp_connect(scheme: str, host: str, port: int | None) -> Connect:
-    if scheme == "http":
-        return partial(trio.open_tcp_stream, host, port or 80)
-    context = ssl.create_default_context()
-
-    async def connect_tls() -> trio.abc.Stream:
-        stream = await trio.open_tcp_stream(host, port or 443)
-        return trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
-
-    return connect_tls

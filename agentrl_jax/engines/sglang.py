@@ -16,7 +16,8 @@ from uuid import uuid4
 
 import trio
 
-from agentrl_jax.engines.http import Connect, HttpClient, HttpResponse, open_http_client
+from agentrl_jax.engines.http import HttpClient, HttpResponse, open_http_client
+from agentrl_jax.engines.http_connect import Connect
 from agentrl_jax.engines.protocol import EngineStatistics
 from agentrl_jax.engines.sglang_pauses import CLEANUP_S, MEMORY_TAGS, MemoryTag, ServerPauses
 from agentrl_jax.engines.sglang_schema import Generated, ModelInfo, PauseMode, ServerInfo
@@ -261,7 +262,7 @@ class SGLangEngine:
     def _check_turn(self, prompt: Ids, sampling: SamplingParams, session: str) -> None:
         if not len(prompt):
             raise EngineError(f"engine {self._name}: a prompt needs at least one id, got none (session {session!r})")
-        if self._vocab_size is not None and not (prompt.min() >= 0 and prompt.max() < self._vocab_size):
+        if self._vocab_size is not None and prompt.max() >= self._vocab_size:
             raise EngineError(
                 f"engine {self._name}: ids must be in [0, {self._vocab_size}), got {prompt.min()} to {prompt.max()} "
                 f"(session {session!r})"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import trio
 from trio.testing import memory_stream_pair
 
-from agentrl_jax.engines.http import Connect
+from agentrl_jax.engines.http_connect import Connect
 from agentrl_jax.engines.http_server import Handler, ServerLimits, serve_connection
 
 LIMITS = ServerLimits()

@@ -10,7 +10,7 @@ import numpy as np
 import trio
 from safetensors.numpy import save_file
 
-from agentrl_jax.engines.http import Connect
+from agentrl_jax.engines.http_connect import Connect
 from agentrl_jax.engines.http_server import HttpProblem, HttpRequest
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_generation import ServedModel
