@@ -6,6 +6,7 @@ that none of SQLite's own can be reached by name. Only statements that are liste
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -14,16 +15,18 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.dialects import MySQL, SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from envs.dbbench.bridge_expressions import REWRITTEN, Node, call, rewritten
+from envs.dbbench.bridge_expressions import PREFIX, REWRITTEN, Node, call, rewritten
 from envs.dbbench.bridge_functions import FUNCTIONS, NATIVE
 from envs.dbbench.bridge_statements import rewritten_statement, store_as_texts
-from envs.dbbench.errors import StatementError, no_such_function, not_supported, syntax_error
+from envs.dbbench.errors import StatementError, no_such_function, no_such_table, not_supported, syntax_error
 
 # It reports statements that it does not know in detail there; they are answered here.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 DATABASE = "dbbench"
 SCHEMA = "information_schema"
+# How SQLite's own tables are called.
+_INTERNAL = ("sqlite_", "pragma_")
 ONE_AT_A_TIME = "Error: one statement at a time."
 # What is accepted and changes nothing: every statement is committed by itself.
 _WITHOUT_EFFECT = (exp.Use, exp.Set, exp.Transaction, exp.Commit, exp.Rollback)
@@ -35,6 +38,8 @@ _BEFORE_TABLES = (TokenType.FROM, TokenType.JOIN, TokenType.INTO, TokenType.UPDA
 # Calls in which FROM stands before a text.
 _CALLS_WITH_FROM = ("TRIM", "SUBSTRING", "SUBSTR", "EXTRACT")
 
+_CALLED = re.compile(rf"\b{PREFIX}\w+")
+
 Kind = Literal["query", "change", "show", "nothing"]
 
 
@@ -43,6 +48,7 @@ class Translation:
     """sql: for SQLite; of a "show" it is empty, and `tree` says what is to be shown.
 
     needs_schema: it reads the tables of `information_schema`. tables: the names of tables in it, as written.
+    functions: a set that holds those of ours that it calls.
     """
 
     kind: Kind
@@ -50,6 +56,7 @@ class Translation:
     tree: Node = None
     needs_schema: bool = False
     tables: frozenset[str] = frozenset()
+    functions: frozenset[str] = frozenset()
 
 
 class _Dialect(SQLite):  # type: ignore[misc]
@@ -70,19 +77,25 @@ def translate(statement: str) -> Translation:
         return Translation(kind="nothing")
     if not isinstance(tree, _QUERIES + _CHANGES):
         raise not_supported()
-    needs_schema = _resolve_tables(tree)
-    tables = frozenset(table.name for table in tree.find_all(exp.Table))
+    needs_schema, tables = _resolve_names(tree)
     tree = rewritten_statement(tree)
     _rewrite_expressions(tree)
     store_as_texts(tree)
-    kind: Kind = "query" if isinstance(tree, _QUERIES) else "change"
-    return Translation(kind=kind, sql=_written(tree), needs_schema=needs_schema, tables=tables)
+    sql = _written(tree)
+    return Translation(
+        kind="query" if isinstance(tree, _QUERIES) else "change",
+        functions=frozenset(_CALLED.findall(sql)),
+        sql=sql,
+        needs_schema=needs_schema,
+        tables=tables,
+    )
 
 
 def _written(tree: Node) -> str:
     try:
         written: str = tree.sql(
             dialect=_Dialect,
+            copy=False,
             identify=True,
             comments=False,
             normalize_functions=False,
@@ -128,23 +141,28 @@ def _check_names(tokens: list[Token]) -> None:
             raise syntax_error(tokens[position + 1].text)
 
 
-def _resolve_tables(tree: Node) -> bool:
-    """Strip the database's own name from table names; tell whether any table is one of `information_schema`."""
-    needs_schema = False
-    for table in list(tree.find_all(exp.Table)):
-        name = table.name
-        if table.db.lower() == SCHEMA:
+def _resolve_names(tree: Node) -> tuple[bool, frozenset[str]]:
+    """Strip the database's own name from names; tell whether any table is one of `information_schema`, and which
+    others there are. Raises StatementError for a table of SQLite's own."""
+    needs_schema, names = False, set()
+    for node in list(tree.walk()):
+        if isinstance(node, exp.Column) and node.args.get("db") is not None:
+            node.set("db", None)
+            node.set("catalog", None)
+        if not isinstance(node, exp.Table):
+            continue
+        name = node.name
+        if node.db.lower() == SCHEMA:
             needs_schema = True
-            alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(name, quoted=True))
-            table.replace(exp.Table(this=exp.to_identifier(f"{SCHEMA}.{name.lower()}", quoted=True), alias=alias))
-        elif table.db:
-            table.set("db", None)
-            table.set("catalog", None)
-    for column in tree.find_all(exp.Column):
-        if column.args.get("db") is not None:
-            column.set("db", None)
-            column.set("catalog", None)
-    return needs_schema
+            alias = node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(name, quoted=True))
+            node.replace(exp.Table(this=exp.to_identifier(f"{SCHEMA}.{name.lower()}", quoted=True), alias=alias))
+            continue
+        if name.lower().startswith(_INTERNAL):
+            raise no_such_table(name)
+        names.add(name)
+        node.set("db", None)
+        node.set("catalog", None)
+    return needs_schema, frozenset(names)
 
 
 def _rewrite_expressions(tree: Node) -> None:

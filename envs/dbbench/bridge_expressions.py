@@ -79,7 +79,7 @@ def _is_stored(column: exp.Column) -> bool:
     scope = column.find_ancestor(exp.Select, exp.Update, exp.Delete)
     if not isinstance(scope, exp.Select):
         return scope is not None
-    if scope.root().find(exp.With) is not None:
+    if scope.root().args.get("with_") is not None:
         return False
     sources = [scope.args.get("from_"), *(scope.args.get("joins") or ())]
     return all(source is not None and isinstance(source.this, exp.Table) for source in sources)

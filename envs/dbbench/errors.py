@@ -65,7 +65,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], StatementError
         lambda _: StatementError("1111 (HY000): Invalid use of group function"),
     ),
     (re.compile(r"not authorized|prohibited|too many attached"), lambda _: denied()),
-    (re.compile(r"string or blob too big|full|too large"), lambda _: StatementError("1114 (HY000): The table is full")),
+    (re.compile(r"Expression tree is too large|parser stack overflow|too many"), lambda _: not_supported()),
+    (re.compile(r"user-defined \w+"), lambda _: StatementError("1210 (HY000): Incorrect arguments to a function")),
+    (re.compile(r"string or blob too big|full"), lambda _: StatementError("1114 (HY000): The table is full")),
     (
         re.compile(r"near \"(.*)\": syntax error|incomplete input", re.DOTALL),
         lambda match: syntax_error(match[1] or ""),

@@ -64,15 +64,26 @@ FUNCTIONS = {
     PREFIX + name: function if name in TAKES_NULL else _null_in_null_out(function)
     for name, function in _BY_NAME.items()
 }
+_AGGREGATES = {PREFIX + name: aggregate for name, aggregate in AGGREGATES.items()}
 
 
-def register_mysql(connection: sqlite3.Connection) -> None:
-    """Make MySQL's functions, aggregates and collation known to a connection."""
-    connection.create_collation(COLLATION, collate)
-    for name, function in FUNCTIONS.items():
-        connection.create_function(name, -1, function)
-    for name, aggregate in AGGREGATES.items():
-        connection.create_aggregate(PREFIX + name, -1, aggregate)
+class MysqlFunctions:
+    """MySQL's functions, aggregates and collation on one connection. A function is registered when it is first used:
+    most sessions need few, and all of them take longer than a session otherwise does."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._registered: set[str] = set()
+        connection.create_collation(COLLATION, collate)
+
+    def require(self, names: frozenset[str]) -> None:
+        """Register those of `names` that exist."""
+        for name in names - self._registered:
+            if name in FUNCTIONS:
+                self._connection.create_function(name, -1, FUNCTIONS[name])
+            elif name in _AGGREGATES:
+                self._connection.create_aggregate(name, -1, _AGGREGATES[name])
+        self._registered |= names
 
 
 def register_sqlite(connection: sqlite3.Connection) -> None:

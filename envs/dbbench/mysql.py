@@ -99,8 +99,8 @@ class MysqlDatabase:
         with self._connection.cursor() as cursor:
             cursor.execute(f"CREATE TABLE IF NOT EXISTS {quoted(table.name)} ({columns})")
             if table.rows:
-                literal = self._connection.literal
-                rows = ", ".join("(" + ", ".join(map(literal, row)) + ")" for row in table.rows)
+                escape = self._connection.escape
+                rows = ", ".join("(" + ", ".join(map(escape, row)) + ")" for row in table.rows)
                 cursor.execute(f"INSERT INTO {quoted(table.name)} VALUES {rows}")
 
     def _read(self, cursor: Any, deadline_s: float) -> str:
@@ -118,6 +118,8 @@ class MysqlDatabase:
 
     def _explained(self, error: Exception) -> str:
         """What the policy is shown. Raises EnvError if the server, not the statement, is to blame."""
+        if isinstance(error, UnicodeError):
+            return shown(f"1105 (HY000): {error}")
         if is_timeout(error):
             return self._start_over()
         code = error.args[0] if error.args else None

@@ -196,9 +196,13 @@ class Server:
         )
 
     def _address(self) -> dict[str, Any]:
-        """Where the administering connection has found the server."""
+        """Where the administering connection has found the server. Its TLS context serves all: making one takes long,
+        and a socket of this machine needs none."""
         admin = self._admin
-        return {"unix_socket": admin.unix_socket} if admin.unix_socket else {"host": admin.host, "port": admin.port}
+        if admin.unix_socket:
+            return {"unix_socket": admin.unix_socket, "ssl_disabled": True}
+        security = {"ssl": admin.ctx} if admin.ssl else {"ssl_disabled": True}
+        return {"host": admin.host, "port": admin.port, **security}
 
 
 def is_timeout(error: Exception) -> bool:
