@@ -12,6 +12,7 @@ import pytest
 
 from agentrl_jax.env import Action, EnvRegistry, FamilyOptions, tools_for
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.testing.env_contract import CHECKS
 from agentrl_jax.types import EpisodeEnd
 from envs import register_all
 from envs.bfcl import family
@@ -155,6 +156,12 @@ def test_noisy_demonstrations_fail_where_a_call_is_missing(bfcl):
     task = bfcl.task("eval", 0)
     actions = actions_of(bfcl.demonstrate(task, Random(0), noise=1.0))
     assert played(bfcl, task, actions).reward == 0.0
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_contract_of_environments_is_kept(bfcl, data, check):
+    families = [bfcl]
+    check(lambda: families.pop() if families else family(FamilyOptions(data=data)))
 
 
 def test_members_of_a_group_begin_alike(bfcl, data):

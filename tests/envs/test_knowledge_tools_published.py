@@ -120,6 +120,14 @@ def test_published_questions_are_played_from_plain_and_compressed_files(small):
         registry.make("knowledgegraph", FamilyOptions(data=small, eval_set="test"))
 
 
+def test_a_question_of_the_eval_set_is_not_trained_on(small):
+    other = {**QUESTION, "question": "who else?"}
+    (small / "knowledgegraph" / "kg_rl_all.json").write_text(json.dumps([QUESTION, other]))
+    for eval_set, asked in (("std", ["who works at both?", "who else?"]), ("dev", ["who else?"])):
+        kg = family(FamilyOptions(data=small, eval_set=eval_set))
+        assert [kg.problem(kg.task("train", i)).question for i in range(kg.num_tasks("train"))] == asked
+
+
 def test_as_published_evaluation_begins_with_a_worked_example(small):
     kg = family(FamilyOptions(data=small, upstream_compat=True))
     train, eval_ = (kg.make(kg.task(split, 0)).reset() for split in ("train", "eval"))
@@ -177,6 +185,7 @@ def test_gold_programs_yield_the_gold_answers_in_a_sample(data_folder):
 def test_gold_programs_yield_the_gold_answers_but_for_fifteen(data_folder):
     kg = family(FamilyOptions(data=data_folder))
     dev = family(FamilyOptions(data=data_folder, eval_set="dev"))
+    assert dev.num_tasks("train") == 1214 - 13
     assert sweep(kg, "train", range(1214)) + sweep(kg, "eval", range(150)) + sweep(dev, "eval", range(20)) >= 1369
 
 
