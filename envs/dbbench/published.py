@@ -55,6 +55,7 @@ def find_tasks(data: Path, *names: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+@lru_cache(maxsize=8)
 def _entries(path: Path) -> Sequence[Mapping[str, Any]]:
     opened: Callable[..., Any] = lzma.open if path.suffix == ".xz" else open
     try:

@@ -138,7 +138,7 @@ class SqliteTables(_Sqlite):
 
     def __init__(self, tables: tuple[Table, ...]) -> None:
         connection = _connect(":memory:")
-        connection.deserialize(_image(tables))
+        connection.deserialize(image_of(tables))
         self._functions = MysqlFunctions(connection)
         super().__init__(connection)
 
@@ -198,7 +198,7 @@ def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
 
 
 @lru_cache(maxsize=64)
-def _image(tables: tuple[Table, ...]) -> bytes:
+def image_of(tables: tuple[Table, ...]) -> bytes:
     """The database of these tables as bytes; the members of a group ask for the same one."""
     with closing(_connect(":memory:")) as connection:
         connection.create_collation(COLLATION, lambda one, other: (one > other) - (one < other))

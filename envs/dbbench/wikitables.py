@@ -8,7 +8,7 @@ and an update of its table, drawn from the task's seed: the proportions of the p
 import json
 import lzma
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from random import Random
@@ -31,14 +31,9 @@ class WikiTables:
 
     def __init__(self, path: Path, held_out: Iterable[str] = ()) -> None:
         self._path = path
-        try:
-            with lzma.open(path, "rt", encoding="utf-8") as file:
-                pack = json.load(file)
-            self._tables: Mapping[str, Any] = pack["tables"]
-            excluded = set(map(normalised, held_out))
-            self._questions = [q for q in pack["questions"] if normalised(q["question"]) not in excluded]
-        except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: expected a pack of WikiTableQuestions, but {error!r}") from error
+        self._tables, questions = _pack(path)
+        excluded = set(map(normalised, held_out))
+        self._questions = [question for question in questions if normalised(question["question"]) not in excluded]
         self._table = lru_cache(maxsize=512)(self._read_table)
 
     def __len__(self) -> int:
@@ -82,6 +77,20 @@ class WikiTables:
         match = _PATH.fullmatch(path)
         name = f"table_{match[1]}_{match[2]}" if match else path
         return Table(name=name, columns=columns, rows=tuple(map(tuple, given["rows"])))
+
+
+@lru_cache(maxsize=4)
+def _pack(path: Path) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """The tables by their paths, and the questions."""
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            pack = json.load(file)
+        tables, questions = pack["tables"], pack["questions"]
+        if not all(isinstance(question["question"], str) for question in questions):
+            raise ValueError("a question is no text")
+    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: expected a pack of WikiTableQuestions, but {error!r}") from error
+    return tables, questions
 
 
 def information(table: Table) -> str:
