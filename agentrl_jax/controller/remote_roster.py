@@ -47,8 +47,12 @@ class Roster:
         while not any(
             entry.worker.task.name == name and entry.status is WorkerStatus.ALIVE for entry in self.entries()
         ):
-            await self._news.wait()
+            await self.wait_news()
         return self.tasks[name]
+
+    async def wait_news(self) -> None:
+        """Return after the next worker has become ALIVE, or has been lost."""
+        await self._news.wait()
 
     def worker(self, name: str, worker_id: int) -> Entry[RemoteWorker]:
         """Raises WireProblem if there is none."""
@@ -180,13 +184,17 @@ class Roster:
         finally:
             if self._entries.get(entry.name) is entry:
                 del self._entries[entry.name]
+            self._tell()
             with trio.CancelScope(shield=True):  # closing by force does not wait
                 await entry.worker.transport.close()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
 
     async def _revive(self, entry: Entry[RemoteWorker]) -> None:
         with entry.switch.scope():
             if await self.sync(entry):
                 self.book.pool.beat(entry.name)
-                self._news.set()
-                self._news = trio.Event()
+                self._tell()
         entry.worker.is_reviving = False
