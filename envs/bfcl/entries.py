@@ -55,7 +55,11 @@ def parse_call(text: str) -> GoldCall:
         call = ast.parse(text, mode="eval").body
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             raise ConfigError(f"expected a call in BFCL's answers, got {text!r}")
-        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        named = {}
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                raise ConfigError(f"expected a call with named arguments in BFCL's answers, got {text!r}")
+            named[keyword.arg] = ast.literal_eval(keyword.value)
         return GoldCall(
             name=call.func.id, positional=tuple(ast.literal_eval(value) for value in call.args), named=named
         )

@@ -84,11 +84,10 @@ class BfclFamily:
 
 
 def family(options: FamilyOptions) -> BfclFamily:
-    """Make the family. Raises ConfigError for a level, or if the package is missing or broken."""
+    """Make the family; there are no published faults to reproduce. Raises ConfigError for a level, or if the package is
+    missing or broken."""
     if options.level != 1:
         raise ConfigError(f"environment bfcl has no levels, got level {options.level}")
-    if options.upstream_compat:
-        raise ConfigError("environment bfcl has no published faults to reproduce, got upstream_compat")
     package = find_package(options.data)
     # An unknown category is refused by the registry.
     wanted = [name for name in CATEGORIES if options.eval_set in (None, name)]

@@ -45,7 +45,7 @@ class Level:
 
 
 LEVELS = {
-    1: Level(num_things=10, num_colours=8, num_alike=3, num_others=2, options={"size": SIZES}, max_turns=8),
+    1: Level(num_things=10, num_colours=8, num_alike=2, num_others=1, options={"size": SIZES}, max_turns=7),
     2: Level(
         num_things=16,
         num_colours=10,

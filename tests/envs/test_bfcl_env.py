@@ -249,12 +249,6 @@ def test_gold_calls_are_parsed(text, parsed):
     assert parse_call(text) == GoldCall(name=name, positional=positional, named=named)
 
 
-@pytest.mark.parametrize("text", ["f", "a.f()", "f(g())", "f(x)", "f(1", "__import__('os').system('x')", "f(1) + 1"])
-def test_sec_02_nothing_but_a_call_with_literals_is_parsed_and_nothing_evaluated(text):
-    with pytest.raises(ConfigError, match="expected a call"):
-        parse_call(text)
-
-
 def test_documents_become_json_schema():
     made = tool_of(
         document("f", {"a": {"type": "float"}, "b": {"type": "dict", "properties": {"c": {"type": "float"}}}})
@@ -286,8 +280,6 @@ def test_a_family_is_a_benchmark_whose_tasks_have_tools_of_their_own():
 def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="has no levels"):
         family(FamilyOptions(level=2))
-    with pytest.raises(ConfigError, match="no published faults"):
-        family(FamilyOptions(upstream_compat=True))
     with pytest.raises(ConfigError, match=r"expects the package bfcl-eval in .*tools/install_bfcl.sh"):
         family(FamilyOptions(data=tmp_path))
     monkeypatch.setattr("envs.bfcl.package.find_spec", lambda name: None)
