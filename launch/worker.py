@@ -46,7 +46,7 @@ class WorkerConfig:
     controller: Annotated[str, tyro.conf.arg(aliases=["-C"])] = "http://127.0.0.1:5020/api"
     """The controller's API, http://host:port/api, or grpc://host:port to dial out instead of listening"""
     controller_token: str | None = None
-    """What an http:// controller wants as `Authorization: Bearer TOKEN`"""
+    """What the controller wants as `Authorization: Bearer TOKEN`"""
     host: str = "127.0.0.1"
     """Address to listen on. One that other machines can reach needs --token"""
     port: int = 5021

@@ -343,8 +343,13 @@ async def _serve_call(connection: _Connection, call: GrpcStream, stream_id: int,
 
 
 @asynccontextmanager
-async def open_grpc_call(stream: trio.abc.Stream, path: str, *, authority: str) -> AsyncIterator[GrpcStream]:
-    """One bidirectional call of `path` over a connection of its own, which the block's end closes."""
+async def open_grpc_call(
+    stream: trio.abc.Stream, path: str, *, authority: str, token: str | None = None
+) -> AsyncIterator[GrpcStream]:
+    """One bidirectional call of `path` over a connection of its own, which the block's end closes.
+
+    token: sent as a bearer token.
+    """
     connection = _Connection(stream, is_client=True)
     headers = [
         (":method", "POST"),
@@ -354,6 +359,8 @@ async def open_grpc_call(stream: trio.abc.Stream, path: str, *, authority: str) 
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ]
+    if token is not None:
+        headers.append(("authorization", f"Bearer {token}"))
     stream_id = connection.h2.get_next_available_stream_id()
     call = connection.streams[stream_id] = GrpcStream(connection, stream_id, {})
     connection.h2.send_headers(stream_id, headers)

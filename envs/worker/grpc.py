@@ -39,12 +39,12 @@ class GrpcLink:
     A notice that cannot be sent waits for the next stream. Heartbeats do not: each stream begins with one.
     """
 
-    def __init__(self, url: str, *, name: str, concurrency: int, indices: Sequence[Index]) -> None:
+    def __init__(self, url: str, *, token: str | None, name: str, concurrency: int, indices: Sequence[Index]) -> None:
         parts = urlsplit(url)
         if parts.scheme != "grpc" or not parts.hostname:
             raise ConfigError(f"expected a URL like grpc://host:port, got {url!r}")
         self._host, self._port = parts.hostname, parts.port or 5020
-        self._worker_id = str(uuid4())
+        self._token, self._worker_id = token, str(uuid4())
         self._name, self._concurrency, self._indices = name, concurrency, indices
         self._notices: list[int] = []
         self._has_notices = trio.Event()
@@ -79,7 +79,8 @@ class GrpcLink:
     async def _serve_stream(self, api: WorkerApi) -> None:
         with trio.fail_after(_CONNECT_S):
             stream = await trio.open_tcp_stream(self._host, self._port)
-        async with open_grpc_call(stream, STREAM_PATH, authority=f"{self._host}:{self._port}") as call:
+        authority = f"{self._host}:{self._port}"
+        async with open_grpc_call(stream, STREAM_PATH, authority=authority, token=self._token) as call:
             _log.info("connected to controller %s:%s", self._host, self._port)
             self._problem = ""
             sender, receiver = trio.open_memory_channel[bytes](_MAX_UNSENT)

@@ -25,7 +25,7 @@ class Place:
     """Where a worker listens, and whom it serves.
 
     controller: `http://host:port/api`, to which the worker says where it listens, or `grpc://host:port`, which it
-    dials and then listens nowhere. controller_token: what an HTTP controller asks for. host, port: of the worker's API.
+    dials and then listens nowhere. controller_token: what the controller asks for. host, port: of the worker's API.
     address: of the same, as the controller reaches it; None: made of host and port. token: what callers of the API must
     send. drain_s: how long sessions may go on once the worker is to end.
     """
@@ -44,8 +44,6 @@ class Place:
             raise ConfigError(f"--controller must be http://host:port/api or grpc://host:port, got {self.controller!r}")
         if self.is_dialled and (self.address, self.token) != (None, None):
             raise ConfigError("--address and --token have no effect with a grpc:// controller: nothing listens then")
-        if self.is_dialled and self.controller_token is not None:
-            raise ConfigError("--controller-token is for http:// controllers: the stream has no place for it")
         if self.token is not None and not re.fullmatch(r"[\w.~-]+", self.token, re.ASCII):
             raise ConfigError("--token goes into a path: it may have letters, digits and . _ ~ - only")
         if not self.drain_s >= 0:
@@ -111,7 +109,13 @@ async def _serve_http(
 async def _serve_dialled(
     service: Service, place: Place, say: Callable[[str], None], stop: trio.Event, task_status: trio.TaskStatus[int]
 ) -> None:
-    link = GrpcLink(place.controller, name=service.name, concurrency=service.concurrency, indices=list(service.indices))
+    link = GrpcLink(
+        place.controller,
+        token=place.controller_token,
+        name=service.name,
+        concurrency=service.concurrency,
+        indices=list(service.indices),
+    )
     async with trio.open_nursery() as nursery, trio.open_nursery() as sessions:
         api = WorkerApi(service, sessions, link.notify)
         nursery.start_soon(link.serve_forever, api)

@@ -11,7 +11,16 @@ from agentrl_jax.controller.hosted_sessions import SessionHost
 from agentrl_jax.env import EnvFamily, tools_for
 from agentrl_jax.errors import EnvError, SessionExpired, UnknownSession
 from agentrl_jax.types import Split, Task
-from envs.worker.wire import TASK_ERROR, TASK_LIMIT, NoSuchSession, Output, is_finite, message_to_json, read_turn
+from envs.worker.wire import (
+    RUNNING,
+    TASK_ERROR,
+    TASK_LIMIT,
+    NoSuchSession,
+    Output,
+    is_finite,
+    message_to_json,
+    read_turn,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -124,14 +133,15 @@ class _EnvSession:
             return self._failed(error)
         self._reward += result.reward
         self._metrics |= result.metrics
-        status = "running" if result.end is None else result.end.agentrl_status
+        status = RUNNING if result.end is None else result.end.agentrl_status
         if result.end is None and self._num_turns >= self._service.max_turns:
             status = TASK_LIMIT
         return Output(
             messages=turn.answer(result),
             tools=self._tools,
             status=status,
-            reward=self._reward,
+            # Some callers add rewards up and some take the last: all of it comes with the end.
+            reward=0 if status == RUNNING else self._reward,
             metric=self._metrics,
             result={"reward": self._reward, **self._metrics},
         )

@@ -31,8 +31,8 @@ class Output:
     """A worker's answer to a start or a turn.
 
     messages: what is new to the policy. status: one of the protocol's; the session is over unless it is `running`.
-    reward: of the episode so far. metric: figures beside it. result: what a finished session leaves for
-    `calculate_overall`; it is not sent with the answer.
+    reward: what this answer adds to the episode's. metric: figures beside it. result: what a finished session leaves
+    for `calculate_overall`; it is not sent with the answer.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()

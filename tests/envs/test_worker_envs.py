@@ -40,7 +40,7 @@ async def test_a_session_of_ours_looks_like_one_of_agentrls():
         assert body["tools"] == [tool.to_json() for tool in ScriptedFamily().tools]
         _, body = await worker.turn(1, call("act", {}, "x1"))
         assert body["env_out"]["messages"] == [{"content": "act done", "role": "tool", "tool_call_id": "x1"}]
-        assert body["env_out"]["reward"] == 0.25
+        assert body["env_out"]["reward"] == 0
         _, body = await worker.turn(1, call("act", {}))
         assert (body["env_out"]["status"], body["env_out"]["reward"]) == ("completed", 0.75)
         assert await worker("get_sessions") == (200, {})

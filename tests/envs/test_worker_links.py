@@ -282,8 +282,6 @@ def test_wrong_settings_are_refused_in_one_line(arguments, message, capsys):
 def test_settings_of_a_place_are_checked():
     with pytest.raises(ConfigError, match="--drain-s"):
         Place(controller="http://c/api", drain_s=-1.0)
-    with pytest.raises(ConfigError, match="--controller-token"):
-        Place(controller="grpc://c", controller_token="t")
 
 
 @asynccontextmanager
