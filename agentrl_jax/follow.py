@@ -16,9 +16,10 @@ from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.checkpoint import CheckpointStore
 from agentrl_jax.distributed import any_of, share, share_bytes
 from agentrl_jax.errors import NoProgressError
-from agentrl_jax.lead import Beginning, receive_rows
+from agentrl_jax.lead import Beginning, policy_buckets, receive_rows
 from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, resume_learning, warm_up_learner
+from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import host_params
 from agentrl_jax.models.load import load_pretrained, place_params
 from agentrl_jax.models.params import Params, init_params
@@ -97,14 +98,21 @@ class Follower:
         if plan.lag:
             self.lagging = jax.tree.map(jnp.copy, learner.params)
         if plan.publish:
-            learner.host_params()
+            self._gather(learner.params, learner.model)
         if plan.publish_lagging:
             assert self.lagging is not None
-            host_params(self.lagging, learner.model)
+            self._gather(self.lagging, learner.model)
         if plan.export:
             save_pretrained(learner.params, learner.model, self.beginning.run_dir / "model", dtype=self.beginning.dtype)
         if plan.save:
             self.store.save(plan.step, learner.state, {}, self.lagging)
+
+    def _gather(self, params: Params, model: ModelConfig) -> None:
+        if self.config.has_local_engines:
+            host_params(params, model)
+        else:
+            for _ in policy_buckets(self.config, model, self.beginning.dtype, params):
+                pass
 
     def _train(self, learner: Learner, plan: StepPlan) -> None:
         packed = receive_rows(plan, self.config.packing.rows_per_micro_batch, self.mesh)

@@ -18,8 +18,9 @@ from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.distributed import any_of, is_alone, share, share_bytes
 from agentrl_jax.learner import Learner, Memory, StepMetrics
+from agentrl_jax.models.buckets import HostBucket
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.export import ExportDType, host_params
+from agentrl_jax.models.export import ExportDType, export_buckets, host_params
 from agentrl_jax.models.params import Params
 from agentrl_jax.packing import PACKED_FIELDS, PackedBatch, PackingConfig
 from agentrl_jax.sharding import local_rows
@@ -96,6 +97,11 @@ class Leader:
     def _exchange(self, plan: StepPlan) -> bool:
         share(plan.to_numbers())
         return any_of(False)
+
+
+def policy_buckets(config: TrainConfig, model: ModelConfig, dtype: ExportDType, params: Params) -> Iterator[HostBucket]:
+    """All tensors of `params` for servers. Every process of the learner goes through all of them."""
+    return export_buckets(params, model, dtype=dtype, bucket_bytes=config.publish.bucket_bytes)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ not taken a step yet.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -39,12 +39,10 @@ from agentrl_jax.controller.statistics import as_record
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.telemetry import open_telemetry
 from agentrl_jax.controller.watch import RunWarning, crowding_warnings
-from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
 from agentrl_jax.engines.local.placement import engine_place
-from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.lead import Beginning, Leader
+from agentrl_jax.lead import Beginning, Leader, policy_buckets
 from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning, warm_up_learner
 from agentrl_jax.packing import build_batch
@@ -52,13 +50,16 @@ from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.profiling import StepProfiler
 from agentrl_jax.report.progress import step_line, step_record, task_lines
 from agentrl_jax.rollouts import Rollouts
+from agentrl_jax.run_engines import RunEngines, Weights, check_servers, open_served_engines
 from agentrl_jax.run_evaluation import MODES, Evaluations, RunEvaluations, Say
+from agentrl_jax.run_local_engines import open_local_engines
 from agentrl_jax.run_warm_up import run_warm_up
 from agentrl_jax.runlog import RunLog
+from agentrl_jax.scoring import score_ids
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.step_plan import StepPlan
 from agentrl_jax.survival import LaggingPolicy, Survival
-from agentrl_jax.types import Group
+from agentrl_jax.types import Floats, Group, Ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,7 @@ async def _train(
     with unwrapped_errors(), Survival(run.folder, keep=keep, before_save=before_save) as survival:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_signals, stop, nursery.cancel_scope, say)
+            await check_servers(config)
             if survival.has_checkpoint:
                 _check_unfinished(config, survival, run)
                 prepared = await trio.to_thread.run_sync(reopen, config, run.model_folder)
@@ -167,6 +169,7 @@ class _Training:
             curriculum=self.config.rollout.curriculum,
         )
         self.rollouts: Rollouts
+        self.engines: RunEngines
         self.monitor = LoopMonitor()
         self.profiler = StepProfiler(self.config.profile, run_log.folder / "profile", say)
         self.num_learned = 0
@@ -250,8 +253,8 @@ class _Training:
         plan = await self._begin()
         num_steps, version = plan.step, plan.version
         telemetry_on = open_telemetry(self.run_log.folder, is_on=self.config.telemetry)
-        async with self._open_pool(plan.version) as pool, telemetry_on as telemetry:
-            tokenizer = self.policy.tokenizer
+        async with self._open_engines(plan.version) as self.engines, telemetry_on as telemetry:
+            tokenizer, pool = self.policy.tokenizer, self.engines.pool
             rollouts = Rollouts(self.families, self.sessions, tokenizer, self.config, pool, telemetry)
             self.rollouts = rollouts
             self.evaluations = RunEvaluations(rollouts, self.config, self.run_log, self.say, self.stop.wait)
@@ -300,25 +303,43 @@ class _Training:
         self.survival.remember(step, version=version, sampler=self.sampler, lagging_version=lagging)
 
     @asynccontextmanager
-    async def _open_pool(self, version: int) -> AsyncIterator[EnginePool]:
-        """The current policy's engine, serving the learner's params as `version`, and the lagging policy's."""
+    async def _open_engines(self, version: int) -> AsyncIterator[RunEngines]:
+        """The current policy's engines, serving the learner's params as `version`, and the lagging policy's."""
+        config, policy = self.config, self.policy
+        current, lagging = self._learned(version), None
+        if self.lagging is not None:
+            lagging = Weights(take=partial(self._take, self.lagging), version=self.lagging.version)
         async with AsyncExitStack() as stack:
-            open_engine = partial(self._open_engine, say=self.say)
-            weights = await trio.to_thread.run_sync(self.lead.engine_weights, self.learner)
-            current = open_engine(weights=weights, version=version, name="current-0", pool="current")
-            engines: list[LocalEngine] = [await stack.enter_async_context(current)]
-            if self.lagging is not None:
-                version = self.lagging.version
-                older = await trio.to_thread.run_sync(
-                    self.lead.lagging_weights, self.lagging.weights, self.policy.model
+            engines: RunEngines
+            if config.has_local_engines:
+                local = open_local_engines(
+                    config, policy.model, self.place, current=current, lagging=lagging, say=self.say
                 )
-                lagging = open_engine(weights=older, version=version, name="lagging-0", pool="lagging")
-                engines.append(await stack.enter_async_context(lagging))
+                engines = await stack.enter_async_context(local)
+            else:
+                score = self._score if self.lead.is_alone else None
+                served = open_served_engines(
+                    config, policy, self.run_log.folder, current=current, lagging=lagging, score=score, say=self.say
+                )
+                engines = await stack.enter_async_context(served)
             stack.enter_context(calm_collector())  # whatever lives as long as the run is there now
-            yield EnginePool(engines[:1], engines[1:], self.config.pool, derive_seed(self.config.seed, "pool"))
+            yield engines
 
-    def _open_engine(self, **settings: Any) -> AbstractAsyncContextManager[LocalEngine]:
-        return open_local_engine(model=self.policy.model, config=self.config.one_engine, place=self.place, **settings)
+    def _learned(self, version: int) -> Weights:
+        return Weights(take=partial(self._take, None), version=version)
+
+    def _take(self, lagging: LaggingPolicy | None) -> Any:
+        """The learner's params, or the lagging policy's, as the engines want them."""
+        if self.config.has_local_engines and lagging is None:
+            return self.lead.engine_weights(self.learner)
+        if self.config.has_local_engines and lagging is not None:
+            return self.lead.lagging_weights(lagging.weights, self.policy.model)
+        self.lead(StepPlan(publish=lagging is None, publish_lagging=lagging is not None))
+        params = self.learner.params if lagging is None else lagging.weights
+        return policy_buckets(self.config, self.policy.model, self.policy.dtype, params)
+
+    async def _score(self, ids: Ids, temperature: float) -> Floats:
+        return await trio.to_thread.run_sync(score_ids, self.learner, self.config.packing, ids, temperature)
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
         """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
@@ -327,9 +348,7 @@ class _Training:
         self._warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 
         async def publish(version: int) -> None:
-            served = await rollouts.pool.publish(
-                await trio.to_thread.run_sync(self.lead.engine_weights, self.learner), version
-            )
+            served = await self.engines.publish(self._learned(version))
             if self.lagging is not None and served["lagging-0"] == version:
                 self.lagging = await trio.to_thread.run_sync(self._lagging_copy, version)
 
@@ -387,6 +406,7 @@ class _Training:
         step_s, self.step_begun = now - self.step_begun, now
         await trio.to_thread.run_sync(self._log_episodes, step, (*record.groups, *record.dropped, *record.cancelled))
         statistics = {"loop": as_record(self.monitor.statistics()), "rollouts": as_record(self.rollouts.statistics())}
+        statistics |= {"publish": as_record(publishing)} if (publishing := self.engines.statistics()) else {}
         times = {"step_s": step_s, "rl_s": now - self.rl_begun}
         self.run_log.log_metrics("step", {**step_record(record), **statistics, **times})
         self.say(step_line(record, max_steps=self.config.max_steps, step_s=step_s))
@@ -423,9 +443,8 @@ class _Training:
     async def _evaluate_beside(
         self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Evaluate the learner's policy of now on an engine of its own; started once that has its copy."""
-        weights = await trio.to_thread.run_sync(self.lead.engine_weights, self.learner)
-        async with self._open_engine(weights=weights, version=version, name="evaluation-0") as engine:
+        """Evaluate the learner's policy of now, where engines are servers the current one; started once it is there."""
+        async with self.engines.evaluating(self._learned(version)) as engine:
             task_status.started()
             await self.evaluations.evaluate("during", step=step, engine=engine)
         self.is_evaluating = False

@@ -1,14 +1,14 @@
-"""The inference servers of a training run, from exports of the learner's params to a pool of engines.
+"""The engines of a training run, on servers: from buckets of the learner's params to a pool.
 
-What needs a device comes in as functions: `gather` makes buckets of params, `score` the learner's log-probabilities.
+`run_local_engines.py` is their counterpart in this process. What needs a device comes in as functions.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import trio
 
@@ -19,10 +19,10 @@ from agentrl_jax.engines.fleet import EngineFleet, ServedModel, examine, open_fl
 from agentrl_jax.engines.http import open_http_client
 from agentrl_jax.engines.pool import EnginePool
 from agentrl_jax.engines.probe import Score, probe_logprobs
+from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.engines.publish import PublishStatistics
 from agentrl_jax.engines.sglang_weights import ServerWeights
 from agentrl_jax.errors import ConfigError, EngineError
-from agentrl_jax.models.buckets import HostBucket
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.families import hf_entries
 from agentrl_jax.models.hf_config import to_hf_config
@@ -30,9 +30,6 @@ from agentrl_jax.models.load import inspect_pretrained
 from agentrl_jax.policy import Policy
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Ids, Pool, as_ids
-
-Gather: TypeAlias = Callable[[Any], Iterator[HostBucket]]
-"""From params to buckets of all tensors in the policy's precision; called in a thread."""
 
 Say: TypeAlias = Callable[[str], None]
 
@@ -42,43 +39,69 @@ _ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Versioned:
-    """Params, and the version that they are to be served as."""
+class Weights:
+    """What is to be served as `version`. take: returns it, as the engines want it; called in a thread."""
 
-    params: Any
+    take: Callable[[], Any]
     version: int
 
 
+class RunEngines(Protocol):
+    """The engines of a run, wherever they are."""
+
+    @property
+    def pool(self) -> EnginePool: ...
+
+    async def publish(self, weights: Weights) -> Mapping[str, int]:
+        """Have every engine that is due serve them; return which version each one serves."""
+        ...
+
+    def evaluating(self, weights: Weights) -> AbstractAsyncContextManager[Engine | None]:
+        """An engine that no publish reaches, serving these weights; None if there is none: the pool's then."""
+        ...
+
+    def statistics(self) -> Mapping[str, PublishStatistics]:
+        """Of publishing, by engine; {} where it cannot fail by itself."""
+        ...
+
+
 class ServedEngines:
-    """The servers of one run. Made by `open_served_engines`."""
+    """Implements `RunEngines`. Made by `open_served_engines`; weights are taken as an iterator of buckets."""
 
-    def __init__(self, fleet: EngineFleet, pool: EnginePool, gather: Gather) -> None:
-        self.pool = pool
-        self._fleet, self._gather = fleet, gather
+    def __init__(self, fleet: EngineFleet, pool: EnginePool) -> None:
+        self._fleet, self._pool = fleet, pool
 
-    async def publish(self, params: Any, version: int) -> Mapping[str, int]:
-        """Export `params` and publish them to every engine that is due; return which version each one serves."""
-        export = await self._export(params, version)
-        served = await self.pool.publish(export, version)
+    @property
+    def pool(self) -> EnginePool:
+        return self._pool
+
+    async def publish(self, weights: Weights) -> Mapping[str, int]:
+        """See `RunEngines.publish`. Raises EngineError only if the export cannot be written."""
+        export = await self._export(weights)
+        served = await self._pool.publish(export, weights.version)
         self._fleet.keep_exports()
         return served
 
-    async def begin(self, current: Versioned, lagging: Versioned | None) -> None:
-        """Publish for the first time, to all. Raises EngineError if a server does not take it."""
-        export = await self._export(current.params, current.version)
-        exports: dict[Pool, Export] = {"current": export}
-        if lagging is not None:
-            is_same = lagging.version == current.version
-            exports["lagging"] = export if is_same else await self._export(lagging.params, lagging.version)
-        await self._fleet.begin(exports)
+    @asynccontextmanager
+    async def evaluating(self, weights: Weights) -> AsyncIterator[Engine | None]:
+        """None: evaluations run on the current servers, and say which versions they met."""
+        await trio.lowlevel.checkpoint()
+        yield None
 
     def statistics(self) -> Mapping[str, PublishStatistics]:
-        """Of publishing, by engine."""
         return self._fleet.statistics()
 
-    async def _export(self, params: Any, version: int) -> Export:
+    async def begin(self, current: Weights, lagging: Weights | None) -> None:
+        """Publish for the first time, to all. Raises EngineError if a server does not take it."""
+        export = await self._export(current)
+        exports: dict[Pool, Export] = {"current": export}
+        if lagging is not None:
+            exports["lagging"] = export if lagging.version == current.version else await self._export(lagging)
+        await self._fleet.begin(exports)
+
+    async def _export(self, weights: Weights) -> Export:
         def write() -> Export:
-            return self._fleet.exports.write(version, self._gather(params))
+            return self._fleet.exports.write(weights.version, weights.take())
 
         return await trio.to_thread.run_sync(write)
 
@@ -128,14 +151,14 @@ async def open_served_engines(
     policy: Policy,
     run_dir: Path,
     *,
-    current: Versioned,
-    lagging: Versioned | None,
-    gather: Gather,
-    score: Score,
+    current: Weights,
+    lagging: Weights | None,
+    score: Score | None,
     say: Say,
 ) -> AsyncIterator[ServedEngines]:
     """The servers that `config` names, serving `current` and `lagging`, checked against the learner's `score`.
 
+    score: None where several processes share the learner; nothing is compared then.
     Raises EngineError for a server that cannot be used, does not take the weights, or gives them other
     log-probabilities than the learner; ConfigError for a folder that exports cannot lie in.
     """
@@ -154,9 +177,10 @@ async def open_served_engines(
         fleet = await stack.enter_async_context(opening)
         seed = derive_seed(config.seed, "pool")
         pool = EnginePool(fleet.of_pool("current"), fleet.of_pool("lagging"), config.pool, seed, fleet)
-        engines = ServedEngines(fleet, pool, gather)
+        engines = ServedEngines(fleet, pool)
         await engines.begin(current, lagging)
-        await _probe(fleet, config, policy, score, current.version, say)
+        if score is not None:
+            await _probe(fleet, config, policy, score, current.version, say)
         yield engines
 
 

@@ -79,13 +79,14 @@ class Publisher:
         self._name, self._weights, self._transport = name, weights, transport
         self._facts, self._config, self._verification, self._gate = facts, config, verification, gate
         self._served: tuple[Export, Verdict] | None = None
+        self._version = -1
         self._num_publishes = self._num_failures = 0
         self._pause_s = self._load_s = 0.0
 
     @property
     def version(self) -> int:
-        """What the server was last seen to serve; -1: nothing of ours."""
-        return -1 if self._served is None else self._served[0].version
+        """What the server was last seen to serve, until a publish has ended; -1: nothing of ours."""
+        return self._version
 
     def statistics(self) -> PublishStatistics:
         return PublishStatistics(
@@ -129,7 +130,7 @@ class Publisher:
         verdict = await self._load(export, before)
         with trio.fail_after(_ANSWER_S):
             await self._resume()
-        self._served = export, verdict
+        self._served, self._version = (export, verdict), export.version
         self._pause_s = trio.current_time() - paused_at
 
     async def serves(self) -> bool:

@@ -210,6 +210,20 @@ async def test_what_fails_at_the_start_ends_the_run(tmp_path: Path, autojump_clo
             raise AssertionError("it must not begin")
 
 
+async def test_a_version_is_never_unknown_while_the_next_one_is_published(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    seen = set()
+
+    async def look(request: HttpRequest) -> None:
+        seen.add(world.pool.version)
+
+    async with open_world(tmp_path, current=1) as world:
+        world.hosts["current-0"].fault = look
+        await world.publish(2)
+        assert seen == {1, 2}  # a server is asked once more after it has been published to
+
+
 async def test_a_publish_that_was_carried_out_is_not_repeated(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_world(tmp_path, current=1) as world:
         (engine,) = world.fleet.engines
