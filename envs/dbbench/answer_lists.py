@@ -1,6 +1,6 @@
 """The values in the argument of `commit_final_answer`: a list, one value, or a text that spells a list.
 
-A text such as `[('Oslo',), ('Rome',)]`, the raw result of a query, is read by a scanner of our own, in linear time:
+A text such as `[('Oslo',), ('Rome',)]`, the raw result of a query, is read by a scanner of our own:
 nothing of it is ever evaluated.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 # A quoted text, a bare word, or a mark. A quote that is never closed is part of a bare word.
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[()\[\],]|[^()\[\],'\"]+|['\"]", re.DOTALL)
+# A longer text is one value: no label is near it, and quotes that are never closed would take long to look for.
+_MAX_CHARS = 10_000
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 # How Python writes a MySQL DECIMAL: `Decimal('1.5')`.
 _DECIMAL = "Decimal"
@@ -19,7 +21,7 @@ def items_of(given: object, *, upstream_compat: bool) -> list[object]:
     """The values that are given. upstream_compat: a row of several values, spelled in a text, counts as none."""
     if isinstance(given, str):
         text = given.strip()
-        if text.startswith("[") and text.endswith("]"):
+        if text.startswith("[") and text.endswith("]") and len(text) <= _MAX_CHARS:
             rows = list(_rows(text[1:-1]))
             if upstream_compat and any(len(row) > 1 for row in rows):
                 rows = [row for row in rows if len(row) == 1]

@@ -75,6 +75,8 @@ def translate(statement: str) -> Translation:
         return Translation(kind="show", tree=tree)
     if isinstance(tree, _WITHOUT_EFFECT):
         return Translation(kind="nothing")
+    if isinstance(tree, exp.Condition | exp.Alias | exp.Tuple):
+        raise syntax_error(statement)
     if not isinstance(tree, _QUERIES + _CHANGES):
         raise not_supported()
     needs_schema, tables = _resolve_names(tree)

@@ -9,7 +9,7 @@ from envs.dbbench.bridge_expressions import Node, Rewriting, call, number, text
 # What SQLite has under the same name and means the same by, and what is no call at all.
 NATIVE: frozenset[type[exp.Expr]] = frozenset(
     (
-        *(exp.And, exp.Or, exp.Case, exp.If, exp.Exists, exp.Coalesce, exp.Nullif, exp.Count, exp.Sum, exp.Avg),
+        *(exp.And, exp.Or, exp.Case, exp.If, exp.Exists, exp.Coalesce, exp.Count, exp.Sum, exp.Avg),
         *(exp.Min, exp.Max, exp.Cast, exp.Xor, exp.GroupConcat, exp.Anonymous),
         *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.PercentRank, exp.CumeDist, exp.Ntile),
         *(exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue),
@@ -82,6 +82,7 @@ FUNCTIONS: dict[type[exp.Expr], Rewriting] = {
     exp.ConcatWs: _as("concat_ws", "expressions"),
     exp.Substring: _as("substring", "this", "start", "length"),
     exp.Stuff: _as("insert", "this", "start", "length", "expression"),
+    exp.Nullif: _as("nullif", "this", "expression"),
     exp.Greatest: _as("greatest", "this", "expressions"),
     exp.Least: _as("least", "this", "expressions"),
     exp.Elt: _as("elt", "this", "expressions"),
@@ -123,6 +124,7 @@ FUNCTIONS: dict[type[exp.Expr], Rewriting] = {
     exp.Second: _as("second"),
     exp.Date: _as("date"),
     exp.TsOrDsToDate: _as("date"),
+    exp.TsOrDsToTimestamp: lambda node: node.this,
     exp.Time: _as("time"),
     exp.LastDay: _as("last_day"),
     exp.CurrentDate: lambda node: call("curdate"),

@@ -14,6 +14,11 @@ _NUMERIC = {
 
 def rewritten_statement(tree: Node) -> Node:
     """`tree` in the words of SQLite, but for its expressions. Raises StatementError for what has no equivalent."""
+    while isinstance(tree, exp.Subquery) and not tree.args.get("limit") and not tree.args.get("order"):
+        tree = tree.this
+    for union in list(tree.find_all(exp.SetOperation)):
+        for side in ("this", "expression"):
+            union.set(side, _without_brackets(union.args[side]))
     if isinstance(tree, exp.Update | exp.Delete):
         return _limited(tree)
     if isinstance(tree, exp.Insert):
@@ -29,6 +34,17 @@ def rewritten_statement(tree: Node) -> Node:
     if isinstance(tree, exp.Alter):
         return _altered(tree)
     return tree
+
+
+def _without_brackets(operand: Node) -> Node:
+    """SQLite takes no brackets around the operands of a UNION."""
+    if not isinstance(operand, exp.Subquery):
+        return operand
+    inner = operand.this
+    if isinstance(inner, exp.Select) and not inner.args.get("order") and not inner.args.get("limit"):
+        return inner
+    operand.set("alias", exp.TableAlias(this=exp.to_identifier("operand")))
+    return exp.Select(expressions=[exp.Star()]).from_(operand)
 
 
 def store_as_texts(tree: Node) -> None:

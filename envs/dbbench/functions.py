@@ -15,7 +15,9 @@ from envs.dbbench.functions_texts import TEXTS
 from envs.dbbench.patterns import PATTERNS, like
 from envs.dbbench.values import SqlValue, collate, compare
 
-TAKES_NULL = frozenset(("concat_ws", "field", "null_safe_equal", "in_list", "row_key", "compare", "elt", "char", "xor"))
+TAKES_NULL = frozenset(
+    ("concat_ws", "field", "null_safe_equal", "in_list", "row_key", "compare", "elt", "char", "xor", "nullif")
+)
 
 
 def _null_safe_equal(one: SqlValue, other: SqlValue) -> int:
@@ -42,12 +44,17 @@ def _xor(one: SqlValue, other: SqlValue) -> int | None:
     return int((compare(one, 0) != 0) != (compare(other, 0) != 0))
 
 
+def _nullif(one: SqlValue, other: SqlValue) -> SqlValue:
+    return None if compare(one, other) == 0 else one
+
+
 _COMPARISONS: dict[str, Callable[..., SqlValue]] = {
     "compare": compare,
     "null_safe_equal": _null_safe_equal,
     "in_list": _in_list,
     "row_key": _row_key,
     "xor": _xor,
+    "nullif": _nullif,
 }
 
 

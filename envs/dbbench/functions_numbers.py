@@ -56,9 +56,15 @@ def mod(one: SqlValue, other: SqlValue) -> Number | None:
 
 
 def round_(value: SqlValue, decimals: SqlValue = 0) -> Number:
-    number = _of(value)
-    result = rounded(float(number), to_integer(decimals) or 0)
-    return clamped(result) if isinstance(number, int) else result
+    """A real number half to even, of what it is times a power of ten, as MySQL rounds its reals."""
+    number, places = _of(value), max(-30, min(30, to_integer(decimals) or 0))
+    if isinstance(number, int):
+        return clamped(rounded(float(number), places)) if places < 0 else number
+    scale = 10.0 ** abs(places)
+    scaled = number * scale if places >= 0 else number / scale
+    if not math.isfinite(scaled) or abs(scaled) >= 2.0**52:
+        return number
+    return round(scaled) / scale if places >= 0 else round(scaled) * scale
 
 
 def truncate(value: SqlValue, decimals: SqlValue) -> Number:

@@ -31,7 +31,7 @@ _NO_SUCH = frozenset((1046, 1049, 1054, 1142, 1146))
 # those of published solutions.
 _MARIADB_MODES = "ONLY_FULL_GROUP_BY,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 # MySQL 8's collation, or the one of MariaDB that orders as it does, or one that every server has.
-_COLLATIONS = ("utf8mb4_0900_ai_ci", "uca1400_nopad_ai_ci", "utf8mb4_general_nopad_ci", "utf8mb4_general_ci")
+_COLLATIONS = ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_nopad_ai_ci", "utf8mb4_general_nopad_ci", "utf8mb4_general_ci")
 _ADMINISTERING_LIMIT_S = 120
 
 
@@ -69,7 +69,7 @@ class Server:
         self._permits = threading.Semaphore(options.max_sessions)
         self._admin: Any = None
         self._is_mariadb = False
-        self._collation = _COLLATIONS[-1]
+        self._collation = ""
 
     def take_place(self) -> Place:
         """An empty database and its account. Raises EnvError if none gets free in time, or the server fails."""
@@ -174,8 +174,10 @@ class Server:
             cursor.execute("SET SESSION wait_timeout = 31536000")
             cursor.execute("SELECT VERSION()")
             self._is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
-            cursor.execute("SELECT collation_name FROM information_schema.collations")
-            known = {name for (name,) in cursor.fetchall()}
+            cursor.execute("SHOW COLLATION WHERE charset = 'utf8mb4' OR charset IS NULL")
+            listed = {row[0] for row in cursor.fetchall()}
+            # MariaDB lists its newer collations without the character set.
+            known = listed | {f"utf8mb4_{name}" for name in listed}
             self._collation = next(name for name in _COLLATIONS if name in known)
             cursor.execute("SELECT GET_LOCK(%s, 0)", (PREFIX + self._mark,))
             _sweep(cursor)
@@ -183,7 +185,10 @@ class Server:
         return connection
 
     def _connected(self, limit_s: float | None = None, **where: Any) -> Any:
-        modes = f"sql_mode = '{_MARIADB_MODES}', " if self._is_mariadb else ""
+        # Texts in statements compare as those in tables do.
+        modes = f"collation_connection = {self._collation}, " if self._collation else ""
+        if self._is_mariadb:
+            modes += f"sql_mode = '{_MARIADB_MODES}', "
         if "read_default_file" not in where:
             where |= self._address()
         return pymysql.connect(

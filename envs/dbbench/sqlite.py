@@ -201,6 +201,8 @@ def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
 def image_of(tables: tuple[Table, ...]) -> bytes:
     """The database of these tables as bytes; the members of a group ask for the same one."""
     with closing(_connect(":memory:")) as connection:
+        # SQLite cannot write out a database in which nothing has ever been written.
+        connection.execute("PRAGMA user_version = 1")
         connection.create_collation(COLLATION, lambda one, other: (one > other) - (one < other))
         for table in tables:
             columns = ", ".join(f"{quoted(name)} TEXT COLLATE {COLLATION}" for name in table.columns)
