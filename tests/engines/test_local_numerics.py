@@ -15,6 +15,7 @@ from agentrl_jax.engines.local.runner import Runner
 from agentrl_jax.engines.local.scheduler import Scheduler
 from agentrl_jax.engines.local.steps import Draws
 from agentrl_jax.engines.local.turns import ServedTurn
+from agentrl_jax.engines.local.weights import split_layers
 from agentrl_jax.types import Ids, VersionSpan, as_ids
 from tests.engines.tiny_engine import (
     CONFIG,
@@ -128,7 +129,7 @@ def test_an_untied_head_is_used() -> None:
     draws = Draws(np.zeros((1, 2), np.uint32), row, np.zeros(1, np.float32))
     caches = init_caches(model, 1, 8, np.float32)
     prefill = jax.jit(partial(prefill_chunk, model=model, banned_ids=()))
-    _, token, logprob = prefill(weights, caches, ids[None], row, row, np.array([6], np.int32), draws)
+    _, token, logprob = prefill(split_layers(weights), caches, ids[None], row, row, np.array([6], np.int32), draws)
     table: Any = reference_logprobs(weights, ids, 0.0, model)[-1]
     assert token[0] == table.argmax()
     np.testing.assert_allclose(logprob[0], table.max(), atol=1e-4)

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.engines.local.sampler import keeps, sample
+from agentrl_jax.engines.local.sampler import draw_uniforms, keeps, sample
 from agentrl_jax.engines.local.steps import Samplings, Truncations, seed_words
 from agentrl_jax.errors import RecordError
 from agentrl_jax.models.layers import ban
@@ -15,6 +15,7 @@ from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import SamplingParams, Truncation
 
 LOGITS = np.array([1.0, -0.5, 0.3, 2.0, 0.0], np.float32)
+SAMPLE, KEEPS = jax.jit(sample), jax.jit(keeps)
 
 
 def draw(
@@ -22,9 +23,8 @@ def draw(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     rows = np.broadcast_to(logits, (len(seeds), logits.shape[-1]))
     words = np.stack([seed_words(seed) for seed in seeds])
-    ids, logprobs = jax.jit(sample)(
-        rows, words, np.array(indices, np.int32), np.full(len(seeds), temperature, np.float32)
-    )
+    uniforms = jax.jit(draw_uniforms)(words, np.array(indices, np.int32))
+    ids, logprobs = jax.jit(sample)(rows, uniforms, np.full(len(seeds), temperature, np.float32))
     return np.asarray(ids), np.asarray(logprobs)
 
 
@@ -73,6 +73,54 @@ def test_both_halves_of_a_seed_count() -> None:
     assert len(set(ids.tolist())) == 4
 
 
+@pytest.mark.parametrize("size", [256, 257, 700, 1024])  # one block, a ragged second one, several
+def test_draws_from_many_ids_follow_the_softmax(size: int) -> None:
+    logits = np.random.default_rng(size).normal(scale=2.0, size=size).astype(np.float32)
+    count = 40_000
+    ids, logprobs = draw(logits, [derive_seed("many", i) for i in range(count)], [0] * count, 1.0)
+    expected = log_softmax(logits)
+    np.testing.assert_allclose(logprobs, expected[ids], atol=1e-5)
+    often = count * np.exp(expected) >= 5  # the others are one class together
+    observed = np.bincount(ids, minlength=size)
+    classes = np.append(observed[often], observed[~often].sum())
+    means = count * np.append(np.exp(expected[often]), np.exp(expected[~often]).sum())
+    deviation = (((classes - means) ** 2 / means).sum() - often.sum()) / np.sqrt(2 * often.sum())
+    assert deviation < 3.3  # of chi squared from its mean, in its standard deviations; the seeds are fixed
+
+
+def test_uniform_numbers_choose_by_hand() -> None:
+    """Weights 1, 2, 1 in the second block of three, nothing in the others: quarters of the second number."""
+    logits = np.full((8, 600), -np.inf, np.float32)
+    logits[:, [300, 301, 400]] = np.log(np.array([1.0, 2.0, 1.0], np.float32))
+    last = np.nextafter(np.float32(1), np.float32(0))
+    seconds = [0.0, 0.24, 0.26, 0.74, 0.76, last, 0.0, last]
+    firsts = [0.0, 0.0, 0.5, 0.5, last, last, last, 0.0]
+    uniforms = np.array([firsts, seconds], np.float32).T
+    ids, logprobs = jax.jit(sample)(logits, uniforms, np.ones(8, np.float32))
+    assert ids.tolist() == [300, 300, 301, 301, 400, 400, 300, 400]
+    np.testing.assert_allclose(np.exp(logprobs), np.where(np.asarray(ids) == 301, 0.5, 0.25), rtol=1e-6)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 700), st.sampled_from([0.0, 0.5, 1 - 2**-24]), st.data())
+@settings(max_examples=20)
+def test_an_id_of_probability_0_is_never_drawn(seed: int, size: int, uniform: float, data: st.DataObject) -> None:
+    generator = np.random.default_rng(seed)
+    is_possible = generator.random(size) < data.draw(st.sampled_from([0.01, 0.5]))
+    is_possible[generator.integers(size)] = True
+    logits = np.where(is_possible, generator.normal(scale=30, size=size), -np.inf).astype(np.float32)
+    padded = np.pad(logits, (0, 700 - size), constant_values=-np.inf)
+    ids, logprobs = SAMPLE(padded[None], np.full((1, 2), uniform, np.float32), np.ones(1, np.float32))
+    assert padded[ids[0]] > -np.inf
+    assert np.isfinite(logprobs).all()
+
+
+def test_the_first_of_several_likeliest_is_taken_greedily() -> None:
+    logits = np.array([[0.0, 3.0, 1.0, 3.0]], np.float32)
+    ids, logprobs = sample(logits, np.full((1, 2), 0.99, np.float32), np.zeros(1, np.float32))
+    assert ids.tolist() == [1]
+    np.testing.assert_allclose(logprobs, log_softmax(logits[0])[1], atol=1e-6)
+
+
 def test_banned_ids_have_probability_0_and_the_rest_is_renormalised() -> None:
     banned = np.asarray(ban(LOGITS[None], (3, 0)))[0]
     ids, logprobs = draw(banned, list(range(500)), [0] * 500, 1.0)
@@ -115,12 +163,45 @@ def test_a_truncation_keeps_what_it_says_beside_other_rows(truncation: Truncatio
     assert [np.flatnonzero(row).tolist() for row in rows] == [[0, 1, 2, 3], kept, [3]]
 
 
+def kept_by_sorting(scores: npt.NDArray[np.float32], cut: Truncation) -> npt.NDArray[np.bool_]:
+    """The definition, in double precision: rank by rank."""
+    falling = np.argsort(-scores, kind="stable")
+    ranked = np.exp(scores[falling].astype(np.float64) - scores.max())
+    is_in = np.arange(len(scores)) < (cut.top_k or len(scores))
+    probs = np.where(is_in, ranked, 0.0) / ranked[is_in].sum()
+    is_in &= (np.cumsum(probs) - probs < cut.top_p) & (probs >= cut.min_p * probs[0])
+    kept = np.zeros(len(scores), np.bool_)
+    kept[falling[: max(is_in.sum(), 1)]] = True
+    return kept
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 70),
+    st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+@settings(max_examples=40)
+def test_truncations_keep_what_sorting_keeps(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+    scores = np.random.default_rng(seed).normal(scale=3.0, size=64).astype(np.float32)
+    cuts = Truncations(np.array([top_k], np.int32), np.array([top_p], np.float32), np.array([min_p], np.float32))
+    kept = np.asarray(KEEPS(scores[None], cuts))[0]
+    expected = kept_by_sorting(scores, Truncation(top_k=top_k, top_p=top_p, min_p=min_p))
+    np.testing.assert_array_equal(kept, expected)
+
+
+def test_ids_as_likely_as_the_last_that_is_kept_are_kept() -> None:
+    cuts = Truncations(np.array([2], np.int32), np.ones(1, np.float32), np.zeros(1, np.float32))
+    rows = np.array([[1.0, -np.inf, 2.0, 1.0, -3.0]], np.float32)
+    assert np.asarray(keeps(rows, cuts)).tolist() == [[True, False, True, True, False]]
+
+
 def test_truncated_draws_follow_the_kept_ids_with_the_whole_distributions_logprobs() -> None:
     count = 20_000
     seeds = np.stack([seed_words(derive_seed("cut", i)) for i in range(count)])
     cuts = Truncations(np.full(count, 3, np.int32), np.ones(count, np.float32), np.zeros(count, np.float32))
-    rows, zeros = np.broadcast_to(LOGITS, (count, 5)), np.zeros(count, np.int32)
-    ids, logprobs = jax.jit(sample)(rows, seeds, zeros, np.ones(count, np.float32), cuts)
+    rows, uniforms = np.broadcast_to(LOGITS, (count, 5)), draw_uniforms(seeds, np.zeros(count, np.int32))
+    ids, logprobs = jax.jit(sample)(rows, uniforms, np.ones(count, np.float32), cuts)
     assert set(np.asarray(ids).tolist()) == {0, 2, 3}
     np.testing.assert_allclose(logprobs, log_softmax(LOGITS)[np.asarray(ids)], atol=1e-6)
     expected = np.exp(log_softmax(LOGITS[[0, 2, 3]])) * count
@@ -131,7 +212,7 @@ def test_truncated_draws_follow_the_kept_ids_with_the_whole_distributions_logpro
 def test_a_row_that_is_not_finite_stays_so_when_it_is_truncated() -> None:
     bad = np.stack([np.where(LOGITS == 2.0, np.float32(np.nan), LOGITS), LOGITS])
     cuts = Truncations(np.array([2, 0], np.int32), np.ones(2, np.float32), np.zeros(2, np.float32))
-    _, logprobs = sample(bad, np.zeros((2, 2), np.uint32), np.zeros(2, np.int32), np.ones(2, np.float32), cuts)
+    _, logprobs = sample(bad, np.zeros((2, 2), np.float32), np.ones(2, np.float32), cuts)
     assert np.isfinite(logprobs).tolist() == [False, True]
 
 

@@ -7,9 +7,10 @@ import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.engines.local.placement import engine_place, tensor_mesh
-from agentrl_jax.engines.local.weights import stage_weights
+from agentrl_jax.engines.local.weights import split_layers, stage_weights
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.sharding import make_mesh, parse_mesh
+from agentrl_jax.models.params import build_tree
+from agentrl_jax.sharding import make_mesh, named_sharding, parse_mesh
 from agentrl_jax.types import Completion, as_ids
 from tests.engines.tiny_engine import MODEL, check_logprobs, open_tiny, params, random_weights
 
@@ -46,13 +47,14 @@ async def test_two_devices_sample_what_one_does() -> None:
 @pytest.mark.parametrize("source", ["tensor=2", "2", "data=2"])
 def test_weights_staged_on_the_learners_own_devices_outlive_its_buffers(source: str) -> None:
     mesh = make_mesh(parse_mesh(source))
-    weights = stage_weights(MODEL, random_weights(0), "float32", mesh)
+    sharded = build_tree(MODEL, lambda spec: named_sharding(mesh, spec.axes, spec.shape))
+    weights = jax.tree.map(jax.device_put, random_weights(0), sharded)
     staged = stage_weights(MODEL, weights, "float32", tensor_mesh(list(mesh.devices.flat)))
     for leaf in jax.tree.leaves(weights):
         leaf.delete()
-    jax.tree.map(np.testing.assert_array_equal, staged, random_weights(0))
-    heads = staged["layers"]["attention"]["q"]["kernel"]
-    assert heads.addressable_shards[0].data.shape[2] == MODEL.num_heads // 2
+    jax.tree.map(np.testing.assert_array_equal, staged, split_layers(random_weights(0)))
+    heads = staged["layers"][1]["attention"]["q"]["kernel"]
+    assert heads.addressable_shards[0].data.shape[1] == MODEL.num_heads // 2
 
 
 def test_the_place_is_the_first_device_unless_devices_are_named() -> None:

@@ -15,6 +15,7 @@ import pytest
 from agentrl_jax.engines.local.cache import init_caches
 from agentrl_jax.engines.local.forward import decode_block, prefill_chunk
 from agentrl_jax.engines.local.steps import Draws
+from agentrl_jax.engines.local.weights import split_layers
 from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.load import load_pretrained
 
@@ -41,10 +42,10 @@ def test_prompts_and_blocks_give_the_decoders_logprobs(name: str) -> None:
     for start in (0, 5):
         chunk, counts = prompt[None, start : start + 5], np.full(1, 5, np.int32)
         caches, token, logprob = prefill(
-            params, caches, chunk, SLOT, np.full(1, start, np.int32), counts, greedy(start)
+            split_layers(params), caches, chunk, SLOT, np.full(1, start, np.int32), counts, greedy(start)
         )
         served.append((start + 4, int(token[0]), float(logprob[0])))
-    caches, tokens, logprobs = decode(params, caches, token, np.full(1, 10, np.int32), greedy(10))
+    caches, tokens, logprobs = decode(split_layers(params), caches, token, np.full(1, 10, np.int32), greedy(10))
     served += [(10 + step, int(tokens[step, 0]), float(logprobs[step, 0])) for step in range(2)]
 
     ids = np.array([[*prompt, served[1][1], *(token for _, token, _ in served[2:3])]], np.int32)

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentrl_jax.engines.local.attention import Attended, attend, attend_slots, attend_whole_cache, merge
 from agentrl_jax.engines.local.cache import Caches, LayerCache, init_caches, write_columns
-from agentrl_jax.engines.local.sampler import sample
+from agentrl_jax.engines.local.sampler import draw_uniforms, sample
 from agentrl_jax.engines.local.steps import Draws
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.layers import Rope, ban, embed, final_norm, finish, head_matrix, project, rope_of
 
-Params = Any  # the parameter tree of models/params.py
+Params = Any  # the parameter tree of models/params.py, split by weights.split_layers
 
 
 def prefill_chunk(
@@ -43,13 +43,15 @@ def prefill_chunk(
     readable = jnp.minimum(slots, caches[0].keys.shape[0] - 1)
     x = embed(params, ids, caches[0].keys.dtype)
     added = []
-    for layer, cache in zip(_layers(params, model), caches, strict=True):
+    for layer, cache in zip(params["layers"], caches, strict=True):
         q, fresh = _project(layer, x, rope, model)
         held = attend_slots(q, cache, readable, starts)
         x = _finish_layer(layer, x, merge(held, _attend_fresh(q, fresh, causal)), model)
         added.append(fresh)
     last = jnp.take_along_axis(x, (counts - 1)[:, None, None], axis=1)[:, 0]
-    tokens, logprobs = sample(ban(_logits(params, last, model), banned_ids), *draws)
+    logits = ban(_logits(params, last, model), banned_ids)
+    uniforms = draw_uniforms(draws.seeds, draws.indices)
+    tokens, logprobs = sample(logits, uniforms, draws.temperatures, draws.truncations)
     return write_columns(caches, tuple(added), slots, starts, counts), tokens, logprobs
 
 
@@ -69,7 +71,6 @@ def decode_block(
     A slot without work has starts = T: nothing of it is written. Stop ids and the cache's end do not stop a row; the
     host cuts there. Returns the caches, and ids and log-probabilities, both [N, S].
     """
-    layers = _layers(params, model)
     num_slots = tokens.shape[0]
     nothing = init_caches(model, num_slots, num_steps, caches[0].keys.dtype)
 
@@ -79,7 +80,7 @@ def decode_block(
         seen = (jnp.arange(num_steps) <= index)[None, None]
         x = embed(params, token[:, None], nothing[0].keys.dtype)
         grown = []
-        for layer, cache, added in zip(layers, caches, block, strict=True):
+        for layer, cache, added in zip(params["layers"], caches, block, strict=True):
             q, new = _project(layer, x, rope, model)
             added = LayerCache(  # index < num_steps: neither write can be clamped
                 jax.lax.dynamic_update_slice_in_dim(added.keys, new.keys, index, axis=3),
@@ -89,16 +90,14 @@ def decode_block(
             x = _finish_layer(layer, x, merge(held, _attend_fresh(q, added, seen)), model)
             grown.append(added)
         logits = ban(_logits(params, x[:, 0], model), banned_ids)
-        token, logprob = sample(logits, *draws._replace(indices=draws.indices + index))
+        token, logprob = sample(logits, uniforms[index], draws.temperatures, draws.truncations)
         return (token, tuple(grown)), (token, logprob)
 
-    (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), jnp.arange(num_steps))
+    steps = jnp.arange(num_steps)
+    uniforms = jax.vmap(lambda index: draw_uniforms(draws.seeds, draws.indices + index))(steps)
+    (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), steps)
     counts = jnp.full_like(starts, num_steps)
     return write_columns(caches, block, jnp.arange(num_slots), starts, counts), sampled, logprobs
-
-
-def _layers(params: Params, model: ModelConfig) -> list[Params]:
-    return [jax.tree.map(lambda leaf, i=index: leaf[i], params["layers"]) for index in range(model.num_layers)]
 
 
 def _project(

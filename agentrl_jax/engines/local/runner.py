@@ -21,7 +21,7 @@ from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.forward import Params, decode_block, prefill_chunk
 from agentrl_jax.engines.local.placement import Place, caches_placement, everywhere, first_device, params_placement
 from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, Draws, PrefillStep, Truncations
-from agentrl_jax.engines.local.weights import stage_weights
+from agentrl_jax.engines.local.weights import layer_sharding, split_layers, stage_weights
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import build_tree
 from agentrl_jax.types import Floats, Ids
@@ -69,7 +69,13 @@ def _compile(model: ModelConfig, config: LocalEngineConfig, place: Place, say: S
 
     dtype, slots = jnp.dtype(config.dtype), config.num_slots
     shapes = build_tree(model, lambda leaf: spec(dtype, *leaf.shape))
-    params = jax.tree.map(lambda x, to: spec(dtype, *x.shape, sharding=to), shapes, params_placement(model, place))
+    stacks = jax.tree.map(lambda x, to: spec(dtype, *x.shape, sharding=to), shapes, params_placement(model, place))
+
+    def layers(stack: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+        one = spec(dtype, *stack.shape[1:], sharding=layer_sharding(stack.sharding))
+        return (one,) * model.num_layers
+
+    params = split_layers(stacks, layers)
     empty = jax.eval_shape(lambda: init_caches(model, slots, config.cache_tokens, dtype))
     caches = jax.tree.map(lambda x, to: spec(x.dtype, *x.shape, sharding=to), empty, by_head)
     sampled: dict[str, Any] = {"donate_argnums": 1, "out_shardings": (by_head, whole, whole)}

@@ -10,6 +10,7 @@ Host logic only: no jax, no threads, no clock. Invariants:
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 
 import numpy as np
 
@@ -217,7 +218,7 @@ class Scheduler:
         slot.num_ids += taken
         slot.num_held = slot.num_ids - 1  # every id but the last was fed to draw the next
         self._counters.sampled_tokens += taken
-        self._counters.num_nonfinite_logprobs += sum(not np.isfinite(x) for x in turn.logprobs[before:])
+        self._counters.num_nonfinite_logprobs += sum(not isfinite(x) for x in turn.logprobs[before:])
         if turn.finish_reason is None:
             return []
         self._release(slot)

@@ -1,6 +1,5 @@
 """One turn on its way through the embedded engine: what was asked, and what has been sampled so far."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +29,7 @@ class ServedTurn:
     version_starts: list[tuple[int, int]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def extend(self, ids: Iterable[int], logprobs: Iterable[float], *, version: int, room: int) -> int:
+    def extend(self, ids: list[int], logprobs: list[float], *, version: int, room: int) -> int:
         """Append sampled ids up to the first stop id or limit; return how many were taken.
 
         room: how many more ids the cache can hold for this turn, >= 1.
@@ -39,16 +38,17 @@ class ServedTurn:
         limit = min(self.sampling.max_new_tokens, before + room)
         if not self.version_starts or self.version_starts[-1][0] != version:
             self.version_starts.append((version, before))
-        for token, logprob in zip(ids, logprobs, strict=True):
-            self.ids.append(token)
-            self.logprobs.append(logprob)
-            if token in self.sampling.stop_ids:
-                self.finish_reason = "stop"
-                break
-            if len(self.ids) == limit:
-                self.finish_reason = "length"
-                break
-        return len(self.ids) - before
+        taken = ids[: limit - before]
+        stops = [index for index, token in enumerate(taken) if token in self.sampling.stop_ids]
+        if stops:
+            taken = taken[: stops[0] + 1]
+        self.ids += taken
+        self.logprobs += logprobs[: len(taken)]
+        if stops:
+            self.finish_reason = "stop"
+        elif len(self.ids) == limit:
+            self.finish_reason = "length"
+        return len(taken)
 
     def news(self) -> Sampled | None:
         """What has been sampled since the last call, all by one version if each device call is followed by one."""
