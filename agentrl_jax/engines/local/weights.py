@@ -51,7 +51,7 @@ def stage_weights(model: ModelConfig, weights: Any, dtype: str, place: Place) ->
 
 
 def split_layers(weights: Any, split: Callable[[Any], Any] = tuple) -> Any:
-    """`weights` with a tuple of the layers' trees in place of one tree of stacks; `split` cuts a stack [L, …] into L."""
+    """`weights` with a tuple of the layers' trees for the tree of stacks; `split` cuts a stack [L, …] into L."""
     return {**weights, "layers": _split(split, weights["layers"])}
 
 
