@@ -12,11 +12,15 @@ from agentrl_jax.engines.http_server import ServerLimits, check_bind, serve_http
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.engine import open_local_engine
 from agentrl_jax.engines.served_chat import ChatFormat
-from agentrl_jax.engines.served_generation import LoadWeights, ServedModel
+from agentrl_jax.engines.served_generation import HashWeights, LoadWeights, ServedModel
 from agentrl_jax.engines.server import EngineServer
+from agentrl_jax.engines.server_checksums import bytes_hash
 from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.export import host_tensors
 from agentrl_jax.models.load import load_pretrained
+from agentrl_jax.models.params import Params
+from agentrl_jax.models.save import natural_dtype
 from agentrl_jax.policy import Policy, check_model_folder, open_policy
 from agentrl_jax.rendering.config import read_rendering
 from agentrl_jax.rendering.transcript import TemplateRenderer
@@ -93,6 +97,15 @@ def weights_loader(model: ModelConfig) -> LoadWeights:
     return load
 
 
+def weights_hasher(model: ModelConfig) -> HashWeights:
+    """Hashes params of this architecture, each tensor in the precision that it has."""
+
+    def hash_weights(params: Params) -> dict[str, str]:
+        return {name: bytes_hash([array]) for name, array in host_tensors(params, model, natural_dtype(params))}
+
+    return hash_weights
+
+
 async def _serve(
     config: EngineServerConfig, sized: LocalEngineConfig, policy: Policy, chat: ChatFormat, say: Callable[[str], None]
 ) -> None:
@@ -115,6 +128,7 @@ async def _serve_forever(
         vocab_size=policy.model.vocab_size,
         max_prompt_tokens=sized.cache_tokens - 1,
         load_weights=weights_loader(policy.model),
+        hash_weights=weights_hasher(policy.model),
         chat=chat,
     )
     name = "default" if config.version is None else str(config.version)

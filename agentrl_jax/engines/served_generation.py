@@ -1,38 +1,50 @@
 """The endpoints that sample: /generate, chat completions, and what ends turns and sessions. No jax."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import trio
 
-from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, Send, json_answer
+from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, json_answer
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_chat import ChatAnswers, ChatFormat, ChatRequest
 from agentrl_jax.engines.served_names import WeightNames
+from agentrl_jax.engines.served_streams import Content, serve_turns, stream_turns
 from agentrl_jax.engines.served_turns import ServedTurns, Turn
-from agentrl_jax.engines.sglang_schema import AbortRequest, CloseSession, Generate, SamplingFields, parse_body
-from agentrl_jax.errors import EngineError
+from agentrl_jax.engines.sglang_schema import (
+    AbortRequest,
+    CloseSession,
+    Detokenize,
+    Generate,
+    SamplingFields,
+    Tokenize,
+    parse_body,
+)
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Ids, as_ids
 
 LoadWeights = Callable[[Path], Any]
 """From a folder to what the engine's `publish` takes. Called in a thread; raises ConfigError naming what is wrong."""
 
+HashWeights = Callable[[Any], Mapping[str, str]]
+"""From what `LoadWeights` returns to `server_checksums.bytes_hash` by Hugging Face's name. Called in a thread."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """path: the folder that the first weights came from. max_prompt_tokens: of one request. chat: None for a model
-    without a tokenizer, which takes and gives ids only."""
+    """path: the folder that the first weights came from. max_prompt_tokens: of one request. hash_weights: None for an
+    engine that does not say what its tensors hash to. chat: None for a model without a tokenizer, which takes and gives
+    ids only."""
 
     path: str
     vocab_size: int
     max_prompt_tokens: int
     load_weights: LoadWeights
+    hash_weights: HashWeights | None = None
     chat: ChatFormat | None = None
 
 
@@ -46,25 +58,28 @@ class GenerationEndpoints:
 
     async def generate(self, request: HttpRequest) -> Answer | EventStream:
         asked = parse_body(request.body, Generate)
-        if asked.return_logprob and asked.logprob_start_len != -1:
-            raise HttpProblem(400, f"this engine offers only logprob_start_len = -1, got {asked.logprob_start_len}")
-        sampling = asked.sampling_params
-        turn = self._new_turn(self._prompt(asked), sampling, asked.rid, asked.session_id)
+        is_kept = asked.session_id is not None
+        parts = asked.parts()
+        if is_kept and len(parts) > 1:
+            raise HttpProblem(400, "the prompts of a batch are no turns of one session: leave out session_id")
+        turns = [self._new_turn(self._prompt(part.prompt), part.sampling, part.rid, asked.session_id) for part in parts]
 
-        def content() -> dict[str, Any]:
+        def content(index: int) -> dict[str, Any]:
+            turn, sampling = turns[index], parts[index].sampling
             text = {}
             if self._model.chat is not None:
                 text["text"] = self._model.chat.decode(
                     turn.ids, trim_stop=not sampling.no_stop_trim, skip_special=sampling.skip_special_tokens
                 )
             meta = turn.meta_info(self._engine.version, with_logprobs=asked.return_logprob)
-            return {**text, "output_ids": turn.ids, "meta_info": meta}
+            place = {"index": index} if asked.stream and asked.is_batch else {}
+            return {**text, "output_ids": turn.ids, "meta_info": meta, **place}
 
-        is_kept = asked.session_id is not None
         if asked.stream:
-            return EventStream(write=partial(self._stream, turn, content, is_kept))
-        await self._serve(turn, is_kept=is_kept)
-        return json_answer(content())
+            return self._stream(turns, content, is_kept=is_kept)
+        await serve_turns(turns, partial(self._serve, is_kept=is_kept))
+        contents = [content(index) for index in range(len(turns))]
+        return json_answer(contents if asked.is_batch else contents[0])
 
     async def chat(self, request: HttpRequest) -> Answer | EventStream:
         asked = parse_body(request.body, ChatRequest)
@@ -81,7 +96,7 @@ class GenerationEndpoints:
         answers = ChatAnswers(chat, asked, turn, self._model.path)
         is_kept = asked.session_id is not None
         if asked.stream:
-            return EventStream(write=partial(self._stream, turn, lambda: answers.chunk(self._engine.version), is_kept))
+            return self._stream([turn], lambda _: answers.chunk(self._engine.version), is_kept=is_kept)
         await self._serve(turn, is_kept=is_kept)
         return json_answer(answers.whole(self._engine.version))
 
@@ -106,9 +121,26 @@ class GenerationEndpoints:
         """Forget the prefixes of all sessions; refused while turns are under way, as SGLang does."""
         if len(self.turns):
             return Answer(status=400, body=b"Flush cache failed.", content_type="text/plain")
+        await self.forget_prefixes()
+        return Answer(body=b"Cache flushed.", content_type="text/plain")
+
+    async def forget_prefixes(self) -> None:
+        """Of every session."""
         while self._sessions:
             await self._engine.end_session(self._sessions.pop())
-        return Answer(body=b"Cache flushed.", content_type="text/plain")
+
+    async def tokenize(self, request: HttpRequest) -> Answer:
+        asked = parse_body(request.body, Tokenize)
+        ids = self._chat_format().encode(asked.prompt)
+        await trio.lowlevel.checkpoint()
+        return json_answer({"tokens": ids, "count": len(ids), "max_model_len": self._model.max_prompt_tokens + 1})
+
+    async def detokenize(self, request: HttpRequest) -> Answer:
+        asked = parse_body(request.body, Detokenize)
+        self._checked(asked.tokens)
+        await trio.lowlevel.checkpoint()
+        text = self._chat_format().decode(asked.tokens, trim_stop=False, skip_special=asked.skip_special_tokens)
+        return json_answer({"text": text})
 
     async def health_generate(self, request: HttpRequest) -> Answer:
         """Sample one id."""
@@ -120,12 +152,8 @@ class GenerationEndpoints:
             raise HttpProblem(400, "this model has no tokenizer: give input_ids to /generate")
         return self._model.chat
 
-    def _prompt(self, asked: Generate) -> Ids:
-        if asked.input_ids is not None and asked.text is None:
-            return self._checked(asked.input_ids)
-        if asked.text is not None and asked.input_ids is None:
-            return self._checked(self._chat_format().encode(asked.text))
-        raise HttpProblem(400, "give either input_ids or text")
+    def _prompt(self, given: str | list[int]) -> Ids:
+        return self._checked(self._chat_format().encode(given) if isinstance(given, str) else given)
 
     def _checked(self, ids: list[int]) -> Ids:
         limit, vocabulary = self._model.max_prompt_tokens, self._model.vocab_size
@@ -155,29 +183,5 @@ class GenerationEndpoints:
                 with trio.CancelScope(shield=True):  # it waits for nothing
                     await self._engine.end_session(turn.session)
 
-    async def _stream(
-        self, turn: Turn, content: Callable[[], dict[str, Any] | None], is_kept: bool, send: Send
-    ) -> None:
-        """Send `content()` whenever there is more, and at the end; what fails is the last event."""
-        announce, arrived = trio.open_memory_channel[None](1)
-
-        def on_news() -> None:
-            if not announce.statistics().current_buffer_used:
-                announce.send_nowait(None)
-
-        async def serve() -> None:
-            with announce:
-                try:
-                    await self._serve(turn, is_kept=is_kept)
-                except (EngineError, HttpProblem) as error:
-                    turn.error = str(error)
-
-        turn.on_news = on_news
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve)
-            async for _ in arrived:
-                if turn.finish_reason is None and (event := content()) is not None:
-                    await send(msgspec.json.encode(event))
-        last = {"error": {"message": turn.error, "code": 503}} if turn.error else content()
-        await send(msgspec.json.encode(last))
-        await send(b"[DONE]")
+    def _stream(self, turns: Sequence[Turn], content: Content, *, is_kept: bool) -> EventStream:
+        return EventStream(write=partial(stream_turns, turns, partial(self._serve, is_kept=is_kept), content))

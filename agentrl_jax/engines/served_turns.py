@@ -15,7 +15,7 @@ from agentrl_jax.types import Completion, Ids, SamplingParams, as_ids
 @dataclass(slots=True, eq=False)
 class Turn:
     """One turn and what is known of it so far. logprobs: None where the engine's was not finite. finish_reason: in
-    SGLang's form; None while it runs. error: why it failed. on_news: called when ids have come.
+    SGLang's form; None while it runs. failure: why it has none. on_news: called when ids have come.
     name_of: what clients call a version of the engine."""
 
     rid: str
@@ -27,7 +27,7 @@ class Turn:
     versions: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     finish_reason: dict[str, Any] | None = None
-    error: str = ""
+    failure: Exception | None = None
     started_at: float = 0.0
     on_news: Callable[[], None] = lambda: None
     name_of: Callable[[int], str] = str

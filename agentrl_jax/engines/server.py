@@ -2,7 +2,7 @@
 
 What differs from SGLang, always to the stricter side: a publish never leaves a prompt's cache computed by older weights
 (`in_place` and `retract` are the same here); a folder of weights must hold every tensor and no other, and a refused one
-leaves the old weights serving; weights come from disk only.
+leaves the old weights serving; tensors that come in requests are served together, when their update ends.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,13 +23,15 @@ from agentrl_jax.errors import EngineError
 Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Answer | EventStream]]
 
 _OPEN_PATHS = ("/health", "/ready")
-_ELSEWHERE = (
-    "/update_weights_from_tensor",
-    "/update_weights_from_distributed",
-    "/update_weights_from_ipc",
-    "/init_weights_update_group",
-    "/destroy_weights_update_group",
-)
+_NOT_FROM_HERE = "this engine takes weights from a folder or from requests: POST /update_weights_from_disk or _tensor"
+_REFUSED = {
+    "/update_weights_from_distributed": _NOT_FROM_HERE,
+    "/update_weights_from_ipc": _NOT_FROM_HERE,
+    "/init_weights_update_group": _NOT_FROM_HERE,
+    "/destroy_weights_update_group": _NOT_FROM_HERE,
+    "/update_weight_version": "the weights of this engine have their version from the request that brought them",
+}
+"""What SGLang offers and this engine does not, and why."""
 
 
 class EngineServer:
@@ -42,7 +44,8 @@ class EngineServer:
         self._engine, self._model, self._token = engine, model, token
         self._names = WeightNames(engine, weight_name)
         self._generation = GenerationEndpoints(engine, model, self._names)
-        self._weights = WeightEndpoints(engine, model, self._generation.turns, self._names)
+        forget = self._generation.forget_prefixes
+        self._weights = WeightEndpoints(engine, model, self._generation.turns, self._names, forget)
         self._routes = self._make_routes()
 
     async def handle(self, request: HttpRequest) -> Answer | EventStream:
@@ -50,8 +53,8 @@ class EngineServer:
         self._check_token(request)
         methods = self._routes.get(request.path)
         if methods is None:
-            if request.path in _ELSEWHERE:
-                raise HttpProblem(501, "this engine takes weights from disk only: POST /update_weights_from_disk")
+            if request.path in _REFUSED:
+                raise HttpProblem(501, _REFUSED[request.path])
             raise HttpProblem(404, f"there is no {request.path} here")
         if request.method not in methods:
             raise HttpProblem(405, f"{request.path} takes {' or '.join(methods)}, got {request.method}")
@@ -73,10 +76,17 @@ class EngineServer:
             "/begin_weight_update": weights.begin,
             "/end_weight_update": weights.end,
             "/update_weights_from_disk": weights.from_disk,
+            "/update_weights_from_tensor": weights.from_tensors,
+            "/weights_checker": weights.check,
+            "/release_memory_occupation": weights.release,
+            "/resume_memory_occupation": weights.take_back,
+            "/tokenize": generation.tokenize,
+            "/detokenize": generation.detokenize,
         }
         gets: dict[str, Endpoint] = {
             "/flush_cache": generation.flush,
             "/health": self._health,
+            "/ping": self._health,
             "/health_generate": generation.health_generate,
             "/ready": self._ready,
             "/model_info": self._model_info,

@@ -5,7 +5,7 @@ is refused by name instead.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -79,14 +79,14 @@ _FIXED = list(_DEFAULTS)[list(_DEFAULTS).index("frequency_penalty") :]
 
 
 class Generate(msgspec.Struct, kw_only=True):
-    """The body of /generate."""
+    """The body of /generate. With a list of prompts it stands for a request each: see `parts`."""
 
-    rid: str | None = None
-    input_ids: list[int] | None = None
-    text: str | None = None
-    sampling_params: SamplingFields = msgspec.field(default_factory=SamplingFields)
+    rid: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    text: str | list[str] | None = None
+    sampling_params: SamplingFields | list[SamplingFields] = msgspec.field(default_factory=SamplingFields)
     return_logprob: bool = False
-    logprob_start_len: int = -1
+    logprob_start_len: Literal[-1] = -1
     top_logprobs_num: Literal[0] = 0
     token_ids_logprob: None = None
     return_hidden_states: Literal[False] = False
@@ -95,6 +95,40 @@ class Generate(msgspec.Struct, kw_only=True):
     custom_logit_processor: None = None
     stream: bool = False
     session_id: str | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        prompts = self.text if self.input_ids is None else self.input_ids
+        return isinstance(prompts, list) and not all(isinstance(part, int) for part in prompts)
+
+    def parts(self) -> list["PartOfGenerate"]:
+        """One for each prompt. Raises HttpProblem: no prompt or two kinds of it, or lists of different lengths."""
+        if (self.input_ids is None) == (self.text is None):
+            raise HttpProblem(400, "give either input_ids or text")
+        prompts = self.text if self.input_ids is None else self.input_ids
+        if not self.is_batch:
+            if isinstance(self.rid, list) or isinstance(self.sampling_params, list):
+                raise HttpProblem(400, "one prompt has one rid and one sampling_params, got a list")
+            return [PartOfGenerate(prompts, self.rid, self.sampling_params)]
+        assert isinstance(prompts, list)
+        if any(isinstance(part, int) for part in prompts):
+            raise HttpProblem(400, "input_ids must be ids, or a list of ids for each prompt, got both")
+        count = len(prompts)
+        rids: Sequence[str | None] = [None] * count if self.rid is None else [*self.rid]
+        params = self.sampling_params if isinstance(self.sampling_params, list) else [self.sampling_params] * count
+        if isinstance(self.rid, str) or len(rids) != count or len(params) != count:
+            raise HttpProblem(400, f"{count} prompts need a list of as many rids, and one sampling_params or as many")
+        if self.rid is not None and len(set(rids)) != count:
+            raise HttpProblem(400, f"Duplicate request ID detected: {self.rid}")
+        return [PartOfGenerate(*part) for part in zip(prompts, rids, params, strict=True)]
+
+
+class PartOfGenerate(NamedTuple):
+    """One prompt, as text or ids, of a request."""
+
+    prompt: Any
+    rid: str | None
+    sampling: SamplingFields
 
 
 class UpdateFromDisk(msgspec.Struct, kw_only=True):
@@ -105,6 +139,20 @@ class UpdateFromDisk(msgspec.Struct, kw_only=True):
     flush_cache: bool = True
 
 
+class UpdateFromTensor(msgspec.Struct, kw_only=True):
+    """serialized_named_tensors: for each rank, of which there is one. weight_version: of the last request only."""
+
+    serialized_named_tensors: Annotated[list[str], msgspec.Meta(min_length=1)]
+    load_format: Literal["flattened_bucket"] | None = None
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    flush_cache: bool = True
+
+
+class CheckWeights(msgspec.Struct, kw_only=True):
+    action: Literal["checksum"]
+
+
 class PauseGeneration(msgspec.Struct, kw_only=True):
     mode: PauseMode = "abort"
 
@@ -112,6 +160,15 @@ class PauseGeneration(msgspec.Struct, kw_only=True):
 class AbortRequest(msgspec.Struct, kw_only=True):
     rid: str | None = None
     abort_all: bool = False
+
+
+class Tokenize(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    skip_special_tokens: bool = True
 
 
 class CloseSession(msgspec.Struct, kw_only=True):

@@ -112,7 +112,7 @@ async def test_requests_without_a_seed_differ(served: Served, autojump_clock: Mo
         (b'{"input_ids":[1,16]}', r"must be in \[0, 16\), got 1 to 16"),
         (b'{"input_ids":[-1]}', r"must be in \[0, 16\)"),
         (b'{"input_ids":[99999999999999999999999]}', "does not fit|must be in"),
-        (b'{"input_ids":["1"]}', r"Expected `int`, got `str` - at `\$\.input_ids\[0\]`"),
+        (b'{"input_ids":["1"]}', r"Expected `int \| array`, got `str` - at `\$\.input_ids\[0\]`"),
         (b'{"input_ids":[' + b"1," * 40 + b"1]}", r"41 tokens\) is longer than this engine's limit \(40"),
         (b'{"input_ids":[1],"sampling_params":{"temprature":1}}', "unknown field `temprature`"),
         (b'{"input_ids":[1],"sampling_params":{"temperature":-1}}', "temperature"),
@@ -121,7 +121,7 @@ async def test_requests_without_a_seed_differ(served: Served, autojump_clock: Mo
         (b'{"input_ids":[1],"sampling_params":{"top_p":0}}', r"top_p must be in \(0, 1\]"),
         (b'{"input_ids":[1],"sampling_params":{"n":2}}', "only n = 1, got 2"),
         (b'{"input_ids":[1],"sampling_params":{"stop":["x"]}}', "only stop = None"),
-        (b'{"input_ids":[1],"return_logprob":true,"logprob_start_len":0}', "only logprob_start_len = -1"),
+        (b'{"input_ids":[1],"return_logprob":true,"logprob_start_len":0}', "logprob_start_len"),
         (b'{"input_ids":[1],"top_logprobs_num":3}', "top_logprobs_num"),
     ],
 )
@@ -314,8 +314,10 @@ async def test_what_it_says_of_itself(served: Served, autojump_clock: MockClock)
 async def test_paths_and_methods_that_are_none(served: Served, autojump_clock: MockClock) -> None:
     await served.get("/nothing", status=404)
     assert "takes POST, got GET" in (await served.get("/generate", status=405))["error"]["message"]
-    answer = await served.post("/update_weights_from_tensor", {}, status=501)
+    answer = await served.post("/update_weights_from_distributed", {}, status=501)
     assert "/update_weights_from_disk" in answer["error"]["message"]
+    answer = await served.post("/update_weight_version", {"new_version": "3"}, status=501)
+    assert "request that brought them" in answer["error"]["message"]
     await served.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, status=400)
 
 
