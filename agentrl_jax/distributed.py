@@ -1,8 +1,9 @@
 """Several processes, one mesh: joining JAX's process group, before any device exists, and talking within it.
 
 JAX finds the group's members itself under SLURM (srun), Open MPI (mpirun) and in indexed Kubernetes jobs; elsewhere
-they are named. What the members tell each other goes over the devices, as everything else does: all of them make the
-same calls in the same order, from one thread at a time.
+they are named. What the members give each other goes over the devices, as everything else does: all of them make the
+same calls in the same order, from one thread at a time. What one of them waits for, for however long, it is told by the
+group's own key-value store instead: a collective would keep a GPU busy, and on CPUs it fails after half an hour.
 """
 
 import os
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentrl_jax.errors import AgentRLError, ConfigError
+
+_FOR_EVER_MS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +124,29 @@ def share(tree: Any) -> Any:
     return multihost_utils.broadcast_one_to_all(tree)
 
 
-def share_bytes(data: bytes) -> bytes:
-    """Return process 0's `data` in every process, whatever the others give."""
-    size = int(share(np.array(len(data), np.int32)))
-    given = np.frombuffer(data, np.uint8) if is_first() else np.zeros(size, np.uint8)
-    # Padded to a power of two: each size is a program of its own.
-    padded = np.zeros(1 << max(size - 1, 0).bit_length(), np.uint8)
-    padded[:size] = given
-    return bytes(share(padded)[:size])
+def tell(key: str, data: bytes) -> None:
+    """Let `wait_for(key)` return `data` in every process. A key is told once."""
+    _store().key_value_set_bytes(key, data)
+
+
+def wait_for(key: str) -> bytes:
+    """Wait until another process tells `key`, and return what it tells. Raises ProcessError if process 0 is gone."""
+    try:
+        data: bytes = _store().blocking_key_value_get_bytes(key, _FOR_EVER_MS)
+    except RuntimeError as error:
+        raise ProcessError(f"process 0, from which this one waits to hear, is gone: {error}") from error
+    return data
+
+
+def forget(key: str) -> None:
+    """Free what was told under `key`, once all have heard it."""
+    _store().key_value_delete(key)
+
+
+def _store() -> Any:
+    from orbax.checkpoint import multihost
+
+    return multihost.get_jax_distributed_client()
 
 
 def any_of(flag: bool) -> bool:

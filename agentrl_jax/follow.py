@@ -10,13 +10,14 @@ from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.checkpoint import CheckpointStore
-from agentrl_jax.distributed import any_of, share, share_bytes
+from agentrl_jax.distributed import any_of, wait_for
 from agentrl_jax.errors import NoProgressError
-from agentrl_jax.lead import Beginning, policy_buckets, receive_rows
+from agentrl_jax.lead import BEGINNING, Beginning, plan_key, policy_buckets, receive_rows
 from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, resume_learning, warm_up_learner
 from agentrl_jax.models.config import ModelConfig
@@ -33,19 +34,12 @@ def follow_training(mesh: Mesh, should_stop: Callable[[], bool]) -> int:
 
     should_stop: whether this process was asked to stop, which is passed on to process 0 with its next plan.
     """
-    data = share_bytes(b"")
+    data = wait_for(BEGINNING)
     if not data:  # process 0 found out that there is nothing to do
         return 0
     beginning: Beginning = pickle.loads(data)  # noqa: S301 - from a process of our own group
     with CheckpointStore(beginning.run_dir / "checkpoints", keep=beginning.config.keep_checkpoints) as store:
         return Follower(beginning, mesh, store, should_stop).run()
-
-
-def receive_plan(should_stop: Callable[[], bool]) -> StepPlan:
-    """Wait for process 0's next plan, and tell it whether this process was asked to stop."""
-    plan = StepPlan.from_numbers(share(StepPlan().to_numbers()))
-    any_of(should_stop())
-    return plan
 
 
 class Follower:
@@ -57,7 +51,7 @@ class Follower:
         self.beginning, self.config, self.mesh = beginning, beginning.config, mesh
         self.store, self.should_stop = store, should_stop
         self.lagging: Params | None = None
-        self.num_steps = 0
+        self.num_steps = self._num_plans = 0
 
     def run(self) -> int:
         """Take this process's part in the phases of `pipeline.train`."""
@@ -83,7 +77,7 @@ class Follower:
         """Follow plans until one says to stop."""
         is_over = False
         while not is_over:
-            plan = receive_plan(self.should_stop)
+            plan = self._next_plan()
             self.follow(learner, plan)
             is_over = plan.stop
 
@@ -113,6 +107,13 @@ class Follower:
         else:
             for _ in policy_buckets(self.config, model, self.beginning.dtype, params):
                 pass
+
+    def _next_plan(self) -> StepPlan:
+        """Wait for it, and tell process 0 whether this one was asked to stop."""
+        plan = StepPlan.from_numbers(np.frombuffer(wait_for(plan_key(self._num_plans)), np.int32))
+        self._num_plans += 1
+        any_of(self.should_stop())
+        return plan
 
     def _train(self, learner: Learner, plan: StepPlan) -> None:
         packed = receive_rows(plan, self.config.packing.rows_per_micro_batch, self.mesh)

@@ -1,7 +1,7 @@
 """Process 0 of a learner that several processes share: it says what comes next, and hands out the rows of each batch.
 
-`agentrl_jax/follow.py` is the other half. The plan travels in two messages, itself and each process's wish to stop, so
-that a signal is seen that arrived while the others were waiting for the plan.
+`agentrl_jax/follow.py` is the other half. After each plan the processes say whether they were asked to stop, so that a
+signal counts that arrived while they were waiting for it.
 """
 
 import pickle
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.distributed import any_of, is_alone, share, share_bytes
+from agentrl_jax.distributed import any_of, forget, is_alone, share, tell
 from agentrl_jax.learner import Learner, Memory, StepMetrics
 from agentrl_jax.models.buckets import HostBucket
 from agentrl_jax.models.config import ModelConfig
@@ -25,6 +25,14 @@ from agentrl_jax.models.params import Params
 from agentrl_jax.packing import PACKED_FIELDS, PackedBatch, PackingConfig
 from agentrl_jax.sharding import local_rows
 from agentrl_jax.step_plan import StepPlan
+
+BEGINNING = "agentrl_jax/beginning"
+"""The key of what the others are told first: nothing, if there is nothing to do."""
+
+
+def plan_key(number: int) -> str:
+    """The key of the so-many-th plan, counted from 0."""
+    return f"agentrl_jax/plan/{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +62,14 @@ class Leader:
     def __init__(self) -> None:
         self.is_alone = is_alone()
         self.on_stop: Callable[[], object] = lambda: None
+        self._num_plans = 0
         self._has_begun = False
 
     def begin(self, beginning: Beginning) -> None:
         """Let the others begin."""
         self._has_begun = True
         if not self.is_alone:
-            share_bytes(pickle.dumps(beginning))
+            tell(BEGINNING, pickle.dumps(beginning))
 
     def __call__(self, plan: StepPlan) -> None:
         """Let the others do their part in what this process does next."""
@@ -74,7 +83,7 @@ class Leader:
         if self._has_begun:
             self._exchange(StepPlan(stop=True))
         else:
-            share_bytes(b"")
+            tell(BEGINNING, b"")
 
     def make_learner(self, *args: Any, **options: Any) -> Learner:
         """A `Learner` whose steps and compilation the others take part in."""
@@ -95,8 +104,12 @@ class Leader:
         return host_params(weights, model)
 
     def _exchange(self, plan: StepPlan) -> bool:
-        share(plan.to_numbers())
-        return any_of(False)
+        key = plan_key(self._num_plans)
+        tell(key, plan.to_numbers().tobytes())
+        is_asked_to_stop = any_of(False)
+        forget(key)
+        self._num_plans += 1
+        return is_asked_to_stop
 
 
 def policy_buckets(config: TrainConfig, model: ModelConfig, dtype: ExportDType, params: Params) -> Iterator[HostBucket]:
