@@ -1,7 +1,7 @@
 """The controller's HTTP API, as AgentRL's clients and workers know it: JSON under /api.
 
 Answers have what the original's have. Beyond it: the header `session-id` beside `session_id`, because reverse proxies
-drop names with underscores; status and finish in a start's answer; a `reason` beside an error's message, where there is
+drop names with underscores; id, status and finish in a start's answer; a `reason` beside an error's message, where there is
 one; and the header `request-id`, with which a turn may be sent again without being carried out again.
 """
 
@@ -95,9 +95,8 @@ class HttpApi:
         asked = read_request(request.body, StartRequest)
         custom = None if bytes(asked.custom_task) == bytes(NULL) else bytes(asked.custom_task)
         record, answer = await self._controller.start(asked.name, asked.index, custom)
-        session_id = str(record.session_id)
-        headers = {"session_id": session_id, "session-id": session_id}
-        return Answer(body=msgspec.json.encode(answer.as_started()), headers=headers)
+        headers = dict.fromkeys(("session_id", "session-id"), str(record.session_id))
+        return Answer(body=msgspec.json.encode(answer.as_started(record.session_id)), headers=headers)
 
     async def _interact(self, request: HttpRequest) -> Answer:
         record = await self._session(request)

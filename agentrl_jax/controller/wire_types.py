@@ -92,9 +92,9 @@ class WorkerAnswer(msgspec.Struct):
     def is_over(self) -> bool:
         return self.status != RUNNING
 
-    def as_started(self) -> dict[str, Any]:
+    def as_started(self, session_id: int) -> dict[str, Any]:
         """The controller's answer to a start; the original stops after `tools`."""
-        return {"messages": self.messages, "tools": self.tools, **self._outcome()}
+        return {"messages": self.messages, "tools": self.tools, "session_id": session_id, **self._outcome()}
 
     def as_turn(self) -> dict[str, Any]:
         """The controller's answer to a turn."""

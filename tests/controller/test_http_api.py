@@ -91,8 +91,8 @@ async def test_a_session_byte_for_byte(autojump_clock: MockClock) -> None:
         session_id = headers["session_id"]
         assert (status, headers["session-id"], headers["content-type"]) == (200, session_id, "application/json")
         assert body == (
-            b'{"messages":[{"role":"user","content":"index 3"}],"tools":[],"finish":false,"reward":0.0,'
-            b'"status":"running","metrics":{}}'
+            b'{"messages":[{"role":"user","content":"index 3"}],"tools":[],"session_id":%s,"finish":false,'
+            b'"reward":0.0,"status":"running","metrics":{}}' % session_id.encode()
         )
         turn = partial(client, "POST", "/api/interact", TURN)
         status, _, body = await turn(headers={"session_id": session_id})
