@@ -49,7 +49,10 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], StatementError
         lambda match: StatementError(f"1052 (23000): Column '{match[1]}' in field list is ambiguous"),
     ),
     (
-        re.compile(r"table .* has \d+ columns but \d+ values were supplied|\d+ values for \d+ columns|all VALUES must have the same number of terms"),
+        re.compile(
+            r"table .* has \d+ columns but \d+ values were supplied|\d+ values for \d+ columns"
+            r"|all VALUES must have the same number of terms"
+        ),
         lambda _: StatementError("1136 (21S01): Column count doesn't match value count at row 1"),
     ),
     (

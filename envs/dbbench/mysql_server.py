@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,12 +125,11 @@ class Server:
     def close(self) -> None:
         """Drop everything of this process and disconnect. For the end of the process; errors leave it to others."""
         atexit.unregister(self.close)
-        with self._lock, suppress(pymysql.Error, OSError):
-            if self._admin is not None:
-                with self._admin.cursor() as cursor:
+        with self._lock:
+            admin, self._admin = self._admin, None
+            if admin is not None:
+                with closing(admin), suppress(pymysql.Error, OSError), admin.cursor() as cursor:
                     _drop_all_of(cursor, self._mark)
-                self._admin.close()
-            self._admin = None
 
     def _prepared_place(self, cursor: Any) -> Place:
         place = self._free.pop() if self._free else self._new_place(cursor)
@@ -170,19 +169,26 @@ class Server:
 
     def _administering(self) -> Any:
         connection = self._connected(read_default_file=str(self.options.option_file), limit_s=_ADMINISTERING_LIMIT_S)
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION wait_timeout = 31536000")
-            cursor.execute("SELECT VERSION()")
-            self._is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
-            cursor.execute("SHOW COLLATION WHERE charset = 'utf8mb4' OR charset IS NULL")
-            listed = {row[0] for row in cursor.fetchall()}
-            # MariaDB lists its newer collations without the character set.
-            known = listed | {f"utf8mb4_{name}" for name in listed}
-            self._collation = next(name for name in _COLLATIONS if name in known)
-            cursor.execute("SELECT GET_LOCK(%s, 0)", (PREFIX + self._mark,))
-            _sweep(cursor)
+        try:
+            with connection.cursor() as cursor:
+                self._take_charge(cursor)
+        except BaseException:
+            connection.close()
+            raise
         atexit.register(self.close)
         return connection
+
+    def _take_charge(self, cursor: Any) -> None:
+        cursor.execute("SET SESSION wait_timeout = 31536000")
+        cursor.execute("SELECT VERSION()")
+        self._is_mariadb = "mariadb" in cursor.fetchone()[0].lower()
+        cursor.execute("SHOW COLLATION WHERE charset = 'utf8mb4' OR charset IS NULL")
+        listed = {row[0] for row in cursor.fetchall()}
+        # MariaDB lists its newer collations without the character set.
+        known = listed | {f"utf8mb4_{name}" for name in listed}
+        self._collation = next(name for name in _COLLATIONS if name in known)
+        cursor.execute("SELECT GET_LOCK(%s, 0)", (PREFIX + self._mark,))
+        _sweep(cursor)
 
     def _connected(self, limit_s: float | None = None, **where: Any) -> Any:
         # Texts in statements compare as those in tables do.
