@@ -17,7 +17,7 @@ from agentrl_jax.controller.hosted_sessions import HostConfig, open_session_host
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.engines.http_server import check_bind
-from agentrl_jax.env import EnvRegistry, FamilyOptions, SessionKind, traits_of
+from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions, SessionKind, traits_of
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.types import Split
 from envs import register_all
@@ -117,6 +117,17 @@ class WorkerConfig:
         )
 
     @property
+    def options(self) -> FamilyOptions:
+        """Of an environment; a split that is a named data set stands for the held-out tasks."""
+        return FamilyOptions(
+            seed=self.seed,
+            data=self.data,
+            level=self.level,
+            upstream_compat=self.upstream_compat,
+            eval_set=self.split if self.split not in ("train", "eval") else None,
+        )
+
+    @property
     def hosting(self) -> HostConfig:
         return HostConfig(call_deadline_s=self.call_deadline_s, idle_expiry_s=self.idle_expiry_s)
 
@@ -161,6 +172,17 @@ async def _run(
     everything.cancel()
 
 
+def make_family(config: WorkerConfig) -> EnvFamily:
+    """The family that `config` names. Raises ConfigError."""
+    return _registry().make(config.task, config.options)
+
+
+def _registry() -> EnvRegistry:
+    registry = EnvRegistry()
+    register_all(registry)
+    return registry
+
+
 @asynccontextmanager
 async def open_service(config: WorkerConfig) -> AsyncIterator[Service]:
     """What `config` names, ready to serve. Raises ConfigError."""
@@ -170,19 +192,10 @@ async def open_service(config: WorkerConfig) -> AsyncIterator[Service]:
         async with open_task_service(entry.module, entry.parameters, kind=kind, config=config.hosting) as task:
             yield task
         return
-    registry = EnvRegistry()
-    register_all(registry)
     split: Split = "train" if config.split == "train" else "eval"
-    options = FamilyOptions(
-        seed=config.seed,
-        data=config.data,
-        level=config.level,
-        upstream_compat=config.upstream_compat,
-        eval_set=config.split if config.split not in ("train", "eval") else None,
-    )
-    family = registry.make(config.task, options)
+    family = make_family(config)
     kinds = {family.name: config.session_kind or traits_of(family).session_kind}
-    sources = {family.name: registry.source(config.task, options)}
+    sources = {family.name: _registry().source(config.task, config.options)}
     async with (
         open_sessions([family], kinds, sources, max_threads=config.concurrency) as sessions,
         open_session_host(sessions, config.hosting) as host,

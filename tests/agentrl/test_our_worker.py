@@ -16,34 +16,13 @@ import pytest
 import trio
 
 from agentrl_jax.engines.http import HttpError, open_http_client
+from tests.agentrl.stock_processes import free_port
 from tests.envs.worker_world import MINI, call
 
 pytestmark = pytest.mark.agentrl
 
 ROOT = Path(__file__).resolve().parents[2]
-STOCK = ROOT / ".venv-agentrl" / "bin" / "python"
 OURS = "import sys; sys.path += sys.argv.pop(1).split(':'); from launch.worker import main; sys.exit(main())"
-
-
-@pytest.fixture(scope="module")
-def stock():
-    """The interpreter that has the stock package."""
-    done = subprocess.run([ROOT / "tools" / "install_agentrl.sh"], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return STOCK
-    if os.environ.get("CI"):
-        pytest.fail(f"tools/install_agentrl.sh: {done.stderr}")
-    pytest.skip(f"no stock AgentRL packages: {done.stderr[-300:]}")
-
-
-async def free_ports(count):
-    sockets = [trio.socket.socket() for _ in range(count)]
-    for found in sockets:
-        await found.bind(("127.0.0.1", 0))
-    ports = [found.getsockname()[1] for found in sockets]
-    for found in sockets:
-        found.close()
-    return ports
 
 
 @asynccontextmanager
@@ -73,7 +52,7 @@ async def both(stock, folder, name="Mini"):
     parameters = {"name": "mini", "concurrency": 3}
     entry = {"mini": {"module": f"mini_task.{name}", "parameters": parameters}}
     (folder / "tasks.json").write_text(json.dumps(entry))
-    theirs, ours, nobody = await free_ports(3)
+    theirs, ours, nobody = (free_port() for _ in range(3))
     where = await trio.run_process([stock, "-c", "import site; print(site.getsitepackages()[0])"], capture_stdout=True)
     packages = where.stdout.decode().strip()
     common = ["mini", "-c", "tasks.json", "-C", f"http://127.0.0.1:{nobody}/api", "--host", "127.0.0.1"]
@@ -135,15 +114,15 @@ def comparable(status, body):
     return status, body
 
 
-async def test_every_answer_is_the_stock_workers_byte_for_byte(stock, tmp_path):
-    async with both(stock, tmp_path) as (theirs, ours):
+async def test_every_answer_is_the_stock_workers_byte_for_byte(stock_python, tmp_path):
+    async with both(stock_python, tmp_path) as (theirs, ours):
         for request in REQUESTS:
             expected = comparable(*await ask(theirs, *request))
             assert comparable(*await ask(ours, *request)) == expected, request
 
 
-async def test_coroutines_and_custom_tasks_answer_alike(stock, tmp_path):
-    async with both(stock, tmp_path, "Async") as (theirs, ours):
+async def test_coroutines_and_custom_tasks_answer_alike(stock_python, tmp_path):
+    async with both(stock_python, tmp_path, "Async") as (theirs, ours):
         for request in (
             ("POST", "/start_sample", {"index": 0, "session_id": 1}),
             ("POST", "/interact", turn(1, content="x")),
@@ -153,8 +132,8 @@ async def test_coroutines_and_custom_tasks_answer_alike(stock, tmp_path):
             assert await ask(ours, *request) == await ask(theirs, *request), request
 
 
-async def test_what_ends_the_stock_worker_costs_ours_one_session(stock, tmp_path):
-    async with both(stock, tmp_path) as (_, ours):
+async def test_what_ends_the_stock_worker_costs_ours_one_session(stock_python, tmp_path):
+    async with both(stock_python, tmp_path) as (_, ours):
         await ask(ours, "POST", "/start_sample", {"index": 0, "session_id": 1})
         for index, status in ((3, "task error"), (4, "cancelled")):
             code, body = await ask(ours, "POST", "/start_sample", {"index": index, "session_id": 10 + index})
