@@ -189,6 +189,48 @@ def test_a_step_that_is_not_finite_changes_nothing(changes):
     assert (metrics.outcome, metrics.step, metrics.num_skipped) == ("applied", 2, 0)
 
 
+def test_a_loss_that_is_not_finite_changes_nothing_though_its_gradient_is():
+    def broken(logprobs, batch):
+        output = SFT(logprobs, batch)
+        offset = jnp.where(jnp.any(batch.version_lag > 0), jnp.inf, 0.0)  # a constant: no gradient
+        return output._replace(loss=output.loss._replace(total=output.loss.total + offset))
+
+    learner = make_learner(loss=broken)
+    before = jax.tree.map(np.array, learner.state)
+    metrics = learner.step(with_field(pack(rows=8), version_lag=1))
+    assert metrics.outcome == "non_finite"
+    assert 0 < metrics.grad_norm < np.inf
+    assert same_bits(learner.state, before)
+
+
+def test_updates_are_adamw_by_hand():
+    config = LearnerConfig(
+        learning_rate=0.02, warmup_steps=1, beta1=0.6, beta2=0.7, eps=1e-3, max_grad_norm=1e3, temperature=0.8,
+        logprob_chunk=6, weight_decay=0.25,
+    )  # fmt: skip
+    batches = [
+        [(ids[:8], mask[:8]) for ids, mask in make_demonstrations(40, seed=seed) if len(ids) >= 8] for seed in (1, 2)
+    ]
+    decays = build_tree(MODEL, lambda spec: spec.has_decay)
+    learner, params = make_learner(config=config), jax.tree.map(np.float64, PARAMS)
+    mean = square = jax.tree.map(np.zeros_like, params)
+    for count, (demonstrations, rate) in enumerate(zip(batches, (0.01, 0.02), strict=True), start=1):
+        metrics = learner.step(pack(demonstrations, rows=8))
+        assert metrics.learning_rate == pytest.approx(rate)
+        grads = jax.jit(jax.grad(lambda p, taken=demonstrations: plain_loss(p, taken, 0.8)))(
+            jax.tree.map(np.float32, params)
+        )
+        mean = jax.tree.map(lambda m, g: 0.6 * m + 0.4 * np.float64(g), mean, grads)
+        square = jax.tree.map(lambda v, g: 0.7 * v + 0.3 * np.float64(g) ** 2, square, grads)
+
+        def move(p, m, v, is_pulled, count=count, rate=rate):
+            update = (m / (1 - 0.6**count)) / (np.sqrt(v / (1 - 0.7**count)) + 1e-3)
+            return p - rate * (update + 0.25 * is_pulled * p)
+
+        params = jax.tree.map(move, params, mean, square, decays)
+    np.testing.assert_allclose(flat(learner.host_params()), flat(params), atol=2e-5)
+
+
 def test_steps_that_never_become_finite_end_the_run():
     learner = make_learner(loss=breakable, config=BREAKABLE)
     bad = with_field(pack(rows=8), advantages=np.nan)

@@ -7,10 +7,21 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax import sharding
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import build_tree, param_specs
-from agentrl_jax.sharding import RULES, MeshShape, check_axes, check_rows, constrain, make_mesh, parse_mesh, partition
+from agentrl_jax.sharding import (
+    RULES,
+    MeshShape,
+    check_axes,
+    check_rows,
+    constrain,
+    local_rows,
+    make_mesh,
+    parse_mesh,
+    partition,
+)
 
 LARGE = ModelConfig(
     vocab_size=1024, width=256, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=32, mlp_width=512,
@@ -66,6 +77,34 @@ def test_mesh_takes_the_first_devices():
     mesh = make_mesh(MeshShape(data=2, tensor=3))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "tensor": 3}
     assert set(mesh.devices.flat) == set(jax.devices()[:6])
+
+
+def test_every_process_must_hold_some_of_the_mesh(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"a mesh of 2 devices is held by 1 of 2 processes.*name a larger --mesh"):
+        make_mesh(MeshShape(fsdp=2))
+
+
+@pytest.mark.parametrize(("held", "piece"), [([(0, 2), (2, 4)], slice(0, 4)), ([(4, 6), (6, 8)], slice(4, 8))])
+def test_a_process_gives_the_rows_of_its_devices(held, piece, monkeypatch):
+    hold(held, monkeypatch)
+    assert local_rows(make_mesh(MeshShape(fsdp=4)), 8) == piece
+
+
+def test_a_process_must_hold_its_rows_in_one_piece(monkeypatch):
+    hold([(0, 2), (4, 6)], monkeypatch)
+    with pytest.raises(ConfigError, match=r"hold rows \[\(0, 2\), \(4, 6\)\] of 8, which are not one piece"):
+        local_rows(make_mesh(MeshShape(fsdp=4)), 8)
+
+
+def hold(pieces, monkeypatch):
+    """Let this process's devices hold these rows, as they do on a mesh of several processes."""
+
+    class Held:
+        def addressable_devices_indices_map(self, shape):
+            return {number: (slice(*piece), slice(None)) for number, piece in enumerate(pieces)}
+
+    monkeypatch.setattr(sharding, "named_sharding", lambda *_: Held())
 
 
 @pytest.mark.parametrize(("rows", "fits"), [(8, True), (16, True), (4, False), (12, False), (0, False)])

@@ -51,6 +51,15 @@ def test_half_precision_in_half_precision_out():
     np.testing.assert_allclose(np.asarray(out, np.float32), by_loops(*rows), atol=0.05)
 
 
+def test_scores_of_half_precision_are_float32():
+    q, k, v, segment_ids, positions = make_rows(64, lengths=((64,),))
+    # Large scores: rounded to 8 bits they would move the softmax by several per cent.
+    half = [jnp.asarray(array, jnp.bfloat16) for array in (q * 6, k * 6, v)]
+    exact = by_loops(*(np.asarray(array, np.float32) for array in half), segment_ids, positions)
+    out = np.asarray(attend(*half, segment_ids, positions), np.float32)
+    assert np.abs(out - exact).max() < 0.012  # weights and result in half precision: 2⁻⁸ of values of up to 3
+
+
 @pytest.mark.slow
 def test_a_long_row_never_holds_all_its_scores():
     length, heads = 4096, 4

@@ -51,6 +51,27 @@ def test_equals_log_softmax_for_every_chunk_size(chunk_tokens, temperature):
 
 
 @pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_half_precision_gives_logits_of_float32(chunk_tokens):
+    hidden, head, *rest = make_case()
+    # Logits of up to some hundred: in half precision they would be off by 0.5, and the log-probabilities with them.
+    half = jnp.asarray(hidden * 16, jnp.bfloat16), jnp.asarray(head * 4, jnp.bfloat16)
+    exact = [np.asarray(array, np.float32) for array in half]
+    results = token_logprobs(*half, *rest, temperature=0.7, chunk_tokens=chunk_tokens)
+    for result, expected in zip(results, reference(*exact, *rest, 0.7), strict=True):
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
+def test_padding_gets_nothing_whatever_its_positions(chunk_tokens):
+    hidden, head, ids, positions, segment_ids = make_case()
+    counted = np.where(segment_ids > 0, positions, 7)
+    results = token_logprobs(hidden, head, ids, counted, segment_ids, temperature=1.0, chunk_tokens=chunk_tokens)
+    for result in results:
+        np.testing.assert_array_equal(np.asarray(result)[segment_ids == 0], 0)
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 100])
 def test_banned_ids_leave_their_share_to_the_others(chunk_tokens):
     hidden, head, ids, positions, segment_ids = make_case()
     banned, rest = (2, 6), [0, 1, 3, 4, 5]

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models import load
@@ -107,6 +107,14 @@ def test_a_missing_file_is_named(tmp_path):
     save_pretrained(PARAMS, CONFIG, tmp_path, max_file_bytes=2_000)
     next(tmp_path.glob("model-00002-*")).unlink()
     with pytest.raises(ConfigError, match="model-00002-of"):
+        load_pretrained(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    save_pretrained(PARAMS, CONFIG, tmp_path, max_file_bytes=2_000)
+    first, second, *_ = sorted(tmp_path.glob("model-*.safetensors"))
+    save_file({**load_file(second), **dict([next(iter(load_file(first).items()))])}, second)
+    with pytest.raises(ConfigError, match=r"tensor model\.embed_tokens\.weight stands in two files"):
         load_pretrained(tmp_path)
 
 
