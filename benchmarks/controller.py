@@ -17,10 +17,14 @@ live-episode: memory of an episode after three turns that waits for an engine. p
   sees, without the data of arrays (ids, log-probabilities, masks); resident_kb_per_episode is all of it, as the growth
   of resident memory.
 memory-slope: resident memory over 20,000 further episodes, after 6,000, by least squares.
+2000-remote: 2,000 sessions on a worker of another process, played by clients of a third, all over HTTP: the controller
+  answers each turn's request and makes one of its own. Sessions start and end among the turns. On the wall's clock: a
+  machine whose cores are taken shows it as lag.
 process-per-episode: the same work with one operating system process per episode, of which a few are run one after the
   other; most of it is starting an interpreter. cpu_ratio: its cpu_ms_per_turn over that of 10000-episodes.
 
-A good answer: 10000-episodes cpu_ms_per_turn <= 0.5 and lag_p99_ms <= 50; python_kb_per_episode <= 60; slope < 0.1 MB.
+A good answer: 10000-episodes cpu_ms_per_turn <= 0.5 and lag_p99_ms <= 50; python_kb_per_episode <= 60; slope < 0.1 MB;
+2000-remote cpu_ms_per_turn <= 1.5 and lag_p99_ms <= 100.
 Other programs on the machine make processor times larger too, by the caches that they share.
 """
 
@@ -72,6 +76,9 @@ class Size:
     num_warm: int
     num_slope: int
     num_processes: int
+    num_remote: int
+    remote_turns: int
+    think_s: float
     repeats: int
 
     def cases(self, *, wall: bool) -> Mapping[str, Sequence[Sequence[object]]]:
@@ -83,6 +90,7 @@ class Size:
             f"{self.num_threaded}-thread-sessions": [threaded],
             "live-episode": [["live_memory", self.num_live, True], ["live_memory", self.num_live, False]],
             "memory-slope": [["slope", self.num_warm, self.num_slope]],
+            f"{self.num_remote}-remote": [["remote", self.num_remote, self.remote_turns, self.think_s]],
             "process-per-episode": [["process_each", self.num_processes]],
         }
 
@@ -97,6 +105,9 @@ FULL = Size(
     num_warm=6_000,
     num_slope=20_000,
     num_processes=8,
+    num_remote=2_000,
+    remote_turns=8_000,
+    think_s=6.0,
     repeats=3,
 )
 QUICK = Size(
@@ -109,6 +120,9 @@ QUICK = Size(
     num_warm=2_000,
     num_slope=4_000,
     num_processes=2,
+    num_remote=200,
+    remote_turns=1_000,
+    think_s=1.0,
     repeats=1,
 )
 

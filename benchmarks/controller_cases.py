@@ -23,6 +23,7 @@ from agentrl_jax.controller.monitor import LoopMonitor
 from agentrl_jax.testing.envs import ScriptedFamily
 from benchmarks.controller_world import NUM_IDS, Shape, World
 from benchmarks.processor_clock import ProcessorClock
+from benchmarks.remote_case import remote
 
 Metrics = Mapping[str, float]
 
@@ -147,7 +148,7 @@ def _resident_bytes() -> int:
 
 
 CASES: Mapping[str, Callable[..., Metrics]] = {
-    case.__name__: case for case in (concurrent, live_memory, slope, process_each, one_episode)
+    case.__name__: case for case in (concurrent, live_memory, slope, process_each, one_episode, remote)
 }
 
 

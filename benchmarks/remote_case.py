@@ -27,12 +27,14 @@ def remote(num_sessions: int, num_turns: int, think_s: float) -> Mapping[str, fl
         async with open_remote_controller() as controller, trio.open_nursery() as nursery:
             port = await nursery.start(ControllerServer(controller, ListenConfig(port=0), monitor).serve)
             url = f"http://127.0.0.1:{port}/api"
-            nursery.start_soon(_run, "worker", url, str(num_sessions))
-            await controller.roster.wait_served(TASK)
-            nursery.start_soon(_run, "clients", url, str(num_sessions), str(think_s))
-            await trio.sleep(1.5 * think_s)  # they have all started by then
-            await nursery.start(monitor.run)
-            found = await _measured(controller, num_turns)
+            async with trio.open_nursery() as others:
+                others.start_soon(_run, "worker", url, str(num_sessions))
+                await controller.roster.wait_served(TASK)
+                others.start_soon(_run, "clients", url, str(num_sessions), str(think_s))
+                await trio.sleep(1.5 * think_s)  # they have all started by then
+                await nursery.start(monitor.run)
+                found = await _measured(controller, num_turns)
+                others.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
         lag = monitor.statistics()
         return {

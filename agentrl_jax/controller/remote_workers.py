@@ -10,6 +10,9 @@ from agentrl_jax.controller.wire_types import NO_INDEX, SampleIndex, WireProblem
 from agentrl_jax.engines.http import HttpClient, HttpConnectError, HttpError, HttpLimits, HttpResponse
 from agentrl_jax.errors import ConfigError, EnvError
 
+_LIMITS = HttpLimits(reuse_s=2.0)
+"""Workers keep a connection for 5 s (uvicorn)."""
+
 _GETS = ("get_sessions", "get_indices", "worker_status")
 
 
@@ -37,7 +40,7 @@ class HttpTransport:
     """A worker that listens itself. Raises ConfigError if its address is no URL."""
 
     def __init__(self, address: str) -> None:
-        self._client = HttpClient(address.rstrip("/"), token=None, connect=None, limits=HttpLimits())
+        self._client = HttpClient(address.rstrip("/"), token=None, connect=None, limits=_LIMITS)
 
     async def call(self, endpoint: str, body: bytes) -> HttpResponse:
         is_read = endpoint in _GETS

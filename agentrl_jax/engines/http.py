@@ -3,8 +3,9 @@
 Invariants:
 - A connection serves one request at a time, and is kept only after a whole response: one whose request failed or was
   cancelled is closed, never read on.
-- A request has at most one effect unless it says that it is idempotent: others travel on a connection of their own, so
-  that none meets a connection that the server has given up; an idempotent one is repeated once, on a new connection.
+- A request has at most one effect unless it says that it is idempotent: others are never repeated, and travel on a new
+  connection, or on one that was used a moment ago (`reuse_s`), so that none meets one that the server has given up. An
+  idempotent one is repeated once, on a new connection.
 """
 
 from collections import deque
@@ -51,10 +52,12 @@ class HttpResponse:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """max_connections: requests that are under way at a time; more wait. idle_s: how long a connection is kept unused,
-    shorter than any server keeps its end (uvicorn: 5 s). max_response_bytes: of one body."""
+    shorter than any server keeps its end (uvicorn: 5 s). reuse_s: a request that is not idempotent may take a connection
+    that was used less than so long ago; 0: none. max_response_bytes: of one body."""
 
     max_connections: int = 4096
     idle_s: float = 4.0
+    reuse_s: float = 0.0
     max_response_bytes: int = 1 << 28
 
 
@@ -136,12 +139,12 @@ class HttpClient:
         message = self._message(method, target, body, headers)
         self._num_requests += 1
         async with self._limiter:
-            kept = await self._take_idle() if is_idempotent else None
+            kept = await self._take_idle(self._limits.idle_s if is_idempotent else self._limits.reuse_s)
             if kept is not None:
                 try:
                     return await self._exchange(kept, message, body)
                 except HttpError:
-                    if kept.has_answered:
+                    if kept.has_answered or not is_idempotent:
                         raise
                     self._num_retries += 1
             return await self._exchange(await self._open(), message, body)
@@ -157,12 +160,12 @@ class HttpClient:
             headers = [*headers, ("content-type", "application/json"), ("content-length", str(len(body)))]
         return h11.Request(method=method, target=self._path + target, headers=headers)
 
-    async def _take_idle(self) -> "_Connection | None":
-        """The connection that was used last, unless that is so long ago that the server may close it."""
-        if self._idle and trio.current_time() - self._idle[-1].used_at < self._limits.idle_s:
-            return self._idle.pop()
-        await self.close()  # the others have waited even longer
-        return None
+    async def _take_idle(self, within_s: float) -> "_Connection | None":
+        """The connection that was used last, if that is less than so long ago. Closes those that the server may."""
+        now = trio.current_time()
+        while self._idle and now - self._idle[0].used_at >= self._limits.idle_s:
+            await trio.aclose_forcefully(self._idle.popleft().stream)
+        return self._idle.pop() if self._idle and now - self._idle[-1].used_at < within_s else None
 
     async def _open(self) -> "_Connection":
         try:

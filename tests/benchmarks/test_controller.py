@@ -32,6 +32,13 @@ def test_a_live_episode_takes_less_than_its_bound() -> None:
     assert 1.0 < live_memory(200, True)["python_kb_per_episode"] < 60.0
 
 
+@pytest.mark.slow
+def test_a_turn_on_a_remote_worker_costs_less_than_three_times_its_bound() -> None:
+    found = run_case(["remote", 100, 500, 1.0])
+    assert found["cpu_ms_per_turn"] < 4.5
+    assert found["peak_episodes"] >= 95  # some have ended, and are about to begin again
+
+
 def test_every_case_is_measured_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"concurrent": {"cpu_ms_per_turn": 0.5}, "process_each": {"cpu_ms_per_turn": 50.0}}
     asked = []
@@ -57,6 +64,9 @@ SMALL = Size(
     num_warm=200,
     num_slope=600,
     num_processes=1,
+    num_remote=8,
+    remote_turns=16,
+    think_s=0.1,
     repeats=1,
 )
 

@@ -115,6 +115,26 @@ async def test_a_response_may_not_be_endless(nursery: trio.Nursery) -> None:
             await client.get("/")
 
 
+async def test_a_request_that_is_not_idempotent_reuses_a_connection_only_fresh_and_is_never_repeated(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    server = ScriptedServer(nursery, partial(answer, times=2), partial(answer, times=9))
+    limits = HttpLimits(reuse_s=2.0)
+    async with open_http_client("http://engine:30000", connect=server.connect, limits=limits) as client:
+        post = partial(client.post, "/turn", {}, is_idempotent=False)
+        await post()
+        await trio.sleep(1.9)
+        await post()
+        assert server.num_connections == 1
+        with pytest.raises(HttpError, match="broke off"):
+            await post()  # the server has just closed it: nobody knows what it saw
+        assert server.num_connections == 1
+        await post()
+        await trio.sleep(2.1)
+        await client.get("/status")  # whoever may be repeated still takes it
+        assert server.num_connections == 2
+
+
 async def test_cancelling_closes_the_connection_and_the_next_request_gets_its_own_answer(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
