@@ -115,8 +115,14 @@ def verify_env(data: Path, name: str, registry: EnvRegistry) -> EnvReport:
         counts = f"{family.num_tasks('train'):,} tasks to train on, {family.num_tasks('eval'):,} to evaluate"
     except AgentRLError as error:
         return EnvReport(name=name, is_ready=False, note=str(error))
-    sets = ", ".join(traits_of(family).data_sets)
-    return EnvReport(name=name, is_ready=True, note=f"{counts}{f'; data sets {sets}' if sets else ''}")
+    traits = traits_of(family)
+    needs = [*(["a sandbox"] if traits.needs_sandbox else []), *traits.services]
+    notes = [
+        counts,
+        *([f"data sets {', '.join(traits.data_sets)}"] if traits.data_sets else []),
+        *([f"needs {', '.join(needs)}"] if needs else []),
+    ]
+    return EnvReport(name=name, is_ready=True, note="; ".join(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
