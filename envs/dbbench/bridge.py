@@ -38,6 +38,7 @@ _BEFORE_TABLES = (TokenType.FROM, TokenType.JOIN, TokenType.INTO, TokenType.UPDA
 # Calls in which FROM stands before a text.
 _CALLS_WITH_FROM = ("TRIM", "SUBSTRING", "SUBSTR", "EXTRACT")
 
+_REPLACE = re.compile(r"\bREPLACE\b", re.IGNORECASE)
 _CALLED = re.compile(rf"\b{PREFIX}\w+")
 
 Kind = Literal["query", "change", "show", "nothing"]
@@ -73,7 +74,7 @@ def translate(statement: str) -> Translation:
     tree = _parsed(statement)
     if isinstance(tree, exp.Show) or (isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table)):
         return Translation(kind="show", tree=tree)
-    if isinstance(tree, _WITHOUT_EFFECT):
+    if isinstance(tree, _WITHOUT_EFFECT) or (isinstance(tree, exp.Create) and tree.args.get("kind") == "INDEX"):
         return Translation(kind="nothing")
     if isinstance(tree, exp.Condition | exp.Alias | exp.Tuple):
         raise syntax_error(statement)
@@ -124,6 +125,9 @@ def _parsed(statement: str) -> Node:
     if len(trees) > 1:
         raise StatementError(ONE_AT_A_TIME)
     tree = trees[0]
+    if isinstance(tree, exp.Command) and tree.name.upper() == "REPLACE":
+        # There are no keys, so nothing is ever replaced.
+        return _parsed(_REPLACE.sub("INSERT", statement, count=1))
     if isinstance(tree, exp.Select) and not tree.expressions:
         raise syntax_error("")
     return tree

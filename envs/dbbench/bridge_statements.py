@@ -19,6 +19,13 @@ def rewritten_statement(tree: Node) -> Node:
     for union in list(tree.find_all(exp.SetOperation)):
         for side in ("this", "expression"):
             union.set(side, _without_brackets(union.args[side]))
+    for select in list(tree.find_all(exp.Select)):
+        _without_dual(select)
+        filtered = _filtered(select)
+        if select is tree:
+            tree = filtered
+        elif filtered is not select:
+            select.replace(filtered)
     if isinstance(tree, exp.Update | exp.Delete):
         return _limited(tree)
     if isinstance(tree, exp.Insert):
@@ -45,6 +52,27 @@ def _without_brackets(operand: Node) -> Node:
         return inner
     operand.set("alias", exp.TableAlias(this=exp.to_identifier("operand")))
     return exp.Select(expressions=[exp.Star()]).from_(operand)
+
+
+def _without_dual(select: Node) -> None:
+    source = select.args.get("from_")
+    if source is not None and isinstance(source.this, exp.Table) and source.this.name.upper() == "DUAL":
+        select.set("from_", None)
+
+
+def _filtered(select: Node) -> Node:
+    """HAVING without groups and aggregates filters rows by what is selected; SQLite has no such thing."""
+    having = select.args.get("having")
+    if having is None or select.args.get("group") or any(select.find_all(exp.AggFunc)):
+        return select
+    outer = exp.Select(expressions=[exp.Star()])
+    for clause in ("order", "limit", "offset"):
+        outer.set(clause, select.args.get(clause))
+    inner = select.copy()
+    for clause in ("having", "order", "limit", "offset"):
+        inner.set(clause, None)
+    outer.set("where", exp.Where(this=having.this))
+    return outer.from_(exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier("selected"))))
 
 
 def store_as_texts(tree: Node) -> None:
@@ -99,12 +127,10 @@ def _inserted(tree: exp.Insert) -> Node:
 
 def _created(tree: exp.Create) -> Node:
     kind = (tree.args.get("kind") or "").upper()
-    if kind not in ("TABLE", "VIEW", "INDEX"):
+    if kind not in ("TABLE", "VIEW"):
         raise not_supported()
     schema = tree.this
     tree.set("properties", None)
-    if kind == "INDEX":
-        raise not_supported()
     if isinstance(schema, exp.Schema):
         definitions = [item for item in schema.expressions if isinstance(item, exp.ColumnDef)]
         for column in definitions:

@@ -179,3 +179,17 @@ CREATE TABLE `t 1` (a TEXT)
 -- 1050 (42S01)
 SELECT MAX(name) FROM `t 1` WHERE MAX(score) > 1
 -- 1111 (HY000)
+SELECT name AS n FROM `t 1` HAVING n = 'ANN'
+-- [('Ann',)]
+SELECT name, score AS s FROM `t 1` HAVING s > 8 ORDER BY name DESC LIMIT 2
+-- [('Zoe', '9'), ('Émile', '100')]
+SELECT COUNT(*) AS n FROM `t 1` HAVING n > 4
+-- []
+SELECT 1 FROM DUAL WHERE 2 > '10'
+-- []
+CREATE INDEX i ON `t 1` (name(10))
+-- []
+SELECT 'a' || 'b', '1' || 'b'
+-- [(0, 1)]
+SELECT name, SUM(score) OVER (ORDER BY score + 0) FROM `t 1` ORDER BY score + 0
+-- [('bob', 7.0), ('Zoe', 16.0), ('Ann', 28.0), ('Émile', 128.0)]

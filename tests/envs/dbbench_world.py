@@ -53,6 +53,7 @@ CHANGES = [
         [*TABLE.rows, ("bob", "y", "7", "", None)],
     ),
     ("INSERT IGNORE INTO `t 1` VALUES ('a', 'b', 'c', 'd', 'e')", [*TABLE.rows, ("a", "b", "c", "d", "e")]),
+    ("REPLACE INTO `t 1` (name) VALUES ('r')", [*TABLE.rows, ("r", None, None, None, None)]),
     ("DROP TABLE `t 1`", None),
     ("ALTER TABLE `t 1` DROP COLUMN score", None),
     ("ALTER TABLE `t 1` ADD COLUMN extra INT", list(TABLE.rows)),
