@@ -93,7 +93,7 @@ FUNCTIONS: dict[type[exp.Expr], Rewriting] = {
     exp.Hex: _as("hex"),
     exp.Ascii: _as("ascii"),
     exp.Chr: _as("char", "expressions"),
-    exp.RegexpLike: _as("regexp", "this", "expression"),
+    exp.RegexpLike: _as("regexp_like", "this", "expression", "flag"),
     exp.RegexpReplace: _as("regexp_replace", "this", "expression", "replacement"),
     exp.RegexpSubstr: _as("regexp_substr", "this", "expression"),
     exp.RegexpInstr: _as("regexp_instr", "this", "expression"),

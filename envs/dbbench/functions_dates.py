@@ -152,7 +152,6 @@ DATES: dict[str, Callable[..., SqlValue]] = {
     "weekday": _part(lambda when: when.weekday()),
     "dayofyear": _part(lambda when: when.timetuple().tm_yday),
     "dayname": _part(lambda when: calendar.day_name[when.weekday()]),
-    "monthname": _part(lambda when: calendar.month_name[when.month]),
     "hour": _clock_part(0),
     "minute": _clock_part(1),
     "second": _clock_part(2),

@@ -12,7 +12,7 @@ from pymysql.cursors import SSCursor
 
 from agentrl_jax.errors import EnvError
 from envs.dbbench.database import MAX_STATEMENT_CHARS, TIMED_OUT, TOO_LONG, Database, result_text, shown
-from envs.dbbench.mysql_server import IS_LOST, Place, Server, ServerOptions, is_timeout
+from envs.dbbench.mysql_server import IS_LOST, Server, ServerOptions, is_timeout
 from envs.dbbench.problems import Problem, Table, quoted
 from envs.dbbench.sqlite import SqliteBackend
 
@@ -25,10 +25,6 @@ class MysqlBackend:
 
     def __init__(self, options: ServerOptions) -> None:
         self._server = Server(options)
-
-    @property
-    def server(self) -> Server:
-        return self._server
 
     def open(self, problem: Problem) -> Database:
         """Waits for a place on the server. Raises EnvError if there is none in time, or the server fails."""
@@ -178,6 +174,3 @@ def _blamed() -> Iterator[None]:
 def backend_of(option_file: Path) -> MysqlBackend:
     """The server that a MySQL option file names, with the limits of AgentBench-FC."""
     return MysqlBackend(ServerOptions(option_file=option_file))
-
-
-__all__ = ["MysqlBackend", "MysqlDatabase", "Place", "backend_of"]

@@ -74,8 +74,10 @@ def _expression(pattern: str) -> "regex.Pattern[str]":
     return regex.compile(pattern, regex.IGNORECASE | regex.VERSION0)
 
 
-def regexp(text: SqlValue, pattern: SqlValue) -> int:
-    found = _expression(to_text(pattern)).search(to_text(text), timeout=MATCH_LIMIT_S)
+def regexp_like(text: SqlValue, pattern: SqlValue, mode: SqlValue = "i") -> int:
+    """mode: with "c" case counts."""
+    flags = "(?-i:{})" if "c" in to_text(mode) else "{}"
+    found = _expression(flags.format(to_text(pattern))).search(to_text(text), timeout=MATCH_LIMIT_S)
     return int(found is not None)
 
 
@@ -96,12 +98,6 @@ def regexp_replace(text: SqlValue, pattern: SqlValue, replacement: SqlValue) -> 
     return str(_expression(to_text(pattern)).sub(inserted, subject, timeout=MATCH_LIMIT_S))
 
 
-def regexp_like(text: SqlValue, pattern: SqlValue, mode: SqlValue = "i") -> int:
-    if "c" in to_text(mode):
-        return regexp(text, f"(?-i:{to_text(pattern)})")
-    return regexp(text, pattern)
-
-
 def strcmp(one: SqlValue, other: SqlValue) -> int:
     return collate(to_text(one), to_text(other))
 
@@ -119,7 +115,6 @@ def locate(wanted: SqlValue, text: SqlValue, position: SqlValue = 1) -> int:
 
 PATTERNS: dict[str, Callable[..., SqlValue]] = {
     "like": like,
-    "regexp": regexp,
     "regexp_like": regexp_like,
     "regexp_substr": regexp_substr,
     "regexp_instr": regexp_instr,

@@ -13,8 +13,9 @@ from agentrl_jax.env import Action, FamilyOptions
 from agentrl_jax.errors import ConfigError, EnvError
 from envs.dbbench import family
 from envs.dbbench.calls import commit_call, sql_call
-from envs.dbbench.generated import LEVELS, split_of
+from envs.dbbench.generated import LEVELS
 from envs.dbbench.hashing import table_hash, tables_hash
+from envs.dbbench.instructions import split_of
 from envs.dbbench.words import ATTRIBUTES, CITIES, CITY_ATTRIBUTES, NAMES
 
 NUM_SAMPLED = 150
