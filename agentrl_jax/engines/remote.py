@@ -115,8 +115,9 @@ class RemoteEngine:
                         raise EngineError(f"engine {self.name} is out: {self.why_out}")
                     return await self._turns.generate(prompt_ids, sampling, session=session)
             except EngineError as error:
-                was_aborted = self._config.mode == "abort" and self._publisher.num_begun != num_begun
-                if not (was_aborted and self.is_serving):
+                if not self.is_serving:  # and who asks for the turn can ask another one
+                    raise
+                if self._config.mode != "abort" or self._publisher.num_begun == num_begun:
                     await self._suspect(error)
                     raise
             async with self._publishing:  # once it has ended
@@ -181,9 +182,7 @@ class RemoteEngine:
         self._on_change()
 
     async def _suspect(self, error: EngineError) -> None:
-        """After a turn that failed: is it the server that did? A publish that is under way finds out by itself."""
-        if self._publisher.state is not PublishState.SERVING:
-            return
-        is_well = await self._publisher.serves()
-        if not is_well and self._publisher.state is PublishState.SERVING:
-            self._leave_out(str(error))
+        """After a turn that failed: is it the server that did? Returns once that is known."""
+        async with self._publishing:  # a publish that is under way finds out by itself
+            if self.is_serving and not await self._publisher.serves():
+                self._leave_out(str(error))

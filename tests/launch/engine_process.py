@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,9 @@ def write_policy(path: Path, tokenizer: Path) -> None:
 
 
 @asynccontextmanager
-async def server(folder: Path, port: int) -> AsyncIterator[tuple[trio.Process, int]]:
+async def server(folder: Path, port: int, flags: Sequence[str] = SMALL) -> AsyncIterator[tuple[trio.Process, int]]:
     """A process that serves `folder` at a port (0: any), and which port that is."""
-    command = [sys.executable, "-m", "launch.engine", "--model", str(folder), "--port", str(port), *SMALL]
+    command = [sys.executable, "-m", "launch.engine", "--model", str(folder), "--port", str(port), *flags]
     async with trio.open_nursery() as nursery:
         run = partial(trio.run_process, command, stdout=subprocess.PIPE, check=False)
         process = await nursery.start(run)
