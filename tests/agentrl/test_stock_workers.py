@@ -47,7 +47,9 @@ async def test_a_session_as_it_goes_over_the_wire(workers: Workers) -> None:
             assert started.headers["session-id"] == str(session)
             assert started.body == (
                 b'{"messages":[{"role":"system","content":"You play."},{"role":"user","content":"Task ' + shown + b": "
-                b'say something."}],"tools":' + TOOLS + b',"session_id":%d,' % session
+                b'say something."}],"tools":'
+                + TOOLS
+                + b',"session_id":%d,' % session
                 + b'"finish":false,"reward":0.0,"status":"running","metrics":{}}'
             )
             call = {"id": "0", "function": {"name": "guess", "arguments": "{}"}}  # trainers send no type
