@@ -177,5 +177,5 @@ class _TensorUpdate:
 
 
 def _verdict(problem: str = "") -> Answer:
-    verdict: dict[str, Any] = {"success": not problem, "message": problem or "Succeeded.", "num_paused_requests": 0}
+    verdict = {"success": not problem, "message": problem or "Succeeded."}
     return json_answer(verdict, 400 if problem else 200)

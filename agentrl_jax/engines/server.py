@@ -159,6 +159,5 @@ class EngineServer:
             "dp_rank": 0,
             "num_running_reqs": statistics.running,
             "num_waiting_reqs": statistics.waiting,
-            "num_total_reqs": statistics.running + statistics.waiting,
         }
         return json_answer({"loads": [load]})

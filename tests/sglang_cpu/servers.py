@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--disable-overlap-schedule", "--sleep-on-idle", "--skip-server-warmup"),
+    *("--disable-overlap-schedule", "--sleep-on-idle", "--skip-server-warmup", "--random-seed", "0"),
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "16384", "--max-running-requests", "64"),
 )
 

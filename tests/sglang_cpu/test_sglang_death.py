@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sglang
 
 TOKEN = "a secret"
 PROMPT = as_ids(range(40, 90))
-PARAMS = SamplingParams(temperature=0.7, max_new_tokens=40, seed=0, stop_ids=(511,))
+PARAMS = SamplingParams(temperature=0.7, max_new_tokens=40, seed=0, stop_ids=(CHAT_MODEL.vocab_size,))
 
 
 class Learner:
@@ -55,7 +55,7 @@ async def test_a_server_that_dies_and_comes_back(installed: None, chat_folder: P
                 async with open_sglang_engine(server.url, tensors=tensors, name="sg", token=token):
                     pass
         async with open_sglang_engine(server.url, tensors=tensors, name="sg", token=TOKEN) as engine:
-            probe = {"prompt": PROMPT, "stop_ids": (511,), "temperature": 0.7, "tolerance": 1e-4}
+            probe = {"prompt": PROMPT, "stop_ids": (CHAT_MODEL.vocab_size,), "temperature": 0.7, "tolerance": 1e-4}
             assert await probe_logprobs(engine, Learner(chat_folder).score, **probe) < 1e-4
             await engine.publish(newer, 1)
             learner = Learner(newer)
