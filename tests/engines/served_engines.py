@@ -53,11 +53,12 @@ async def open_served(
     model: ServedModel = FAKE_MODEL,
     tensors: Mapping[str, tuple[int, ...]] = FAKE_TENSORS,
     server_token: str | None = None,
+    host: Host | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[SGLangEngine, Host]]:
     """The client's side of `engine`, and its host."""
     async with trio.open_nursery() as nursery:
-        host = Host(nursery)
+        host = host or Host(nursery)
         host.serve(engine, model, server_token)
         options = {"name": "engine-0", "pool": "lagging", "truncates": True, **options}
         async with open_sglang_engine("http://engine", tensors=tensors, connect=host.connect, **options) as client:
