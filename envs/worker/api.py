@@ -248,8 +248,8 @@ class WorkerApi:
     ) -> None:
         reply = await self._outcome(session, call, to_reply)
         if session.is_cancelling:
-            if session.output.status != TASK_ERROR:  # it was done before the cancellation reached it
-                pending.finish(reply)
+            if session.output.is_over and session.output.status != TASK_ERROR:
+                pending.finish(reply)  # it ended by itself, and its reward is not lost
             return
         if not session.output.is_over:
             pending.finish(reply)
