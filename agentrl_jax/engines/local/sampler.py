@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from agentrl_jax.engines.local.steps import Truncations
 
-_BLOCK = 256  # ids of which the chance is summed up: a draw chooses a block, then an id in it
+_BLOCK = 128  # ids of which the chance is summed up: a draw chooses a block, then an id in it
 
 
 def draw_uniforms(seeds: UInt32[Array, "R 2"], indices: Int[Array, " R"]) -> Float[Array, "R 2"]:
