@@ -6,11 +6,11 @@ Z95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: a two-sided 95 % interval."""
 
 
-def proportion_interval(num_successes: int, num_trials: int, *, z: float = Z95) -> tuple[float, float]:
+def proportion_interval(num_successes: float, num_trials: float, *, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval of a proportion; (0, 1) if nothing was tried.
 
     (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n) (Wilson 1927). Unlike p ± z·√(p(1−p)/n) it keeps its coverage
-    for few trials and near 0 and 1.
+    for few trials and near 0 and 1. Numbers need not be whole: trials that are not independent count for fewer.
 
     >>> [round(bound, 4) for bound in proportion_interval(81, 263)]
     [0.2553, 0.3662]
