@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl_jax.distributed import ProcessGroup, ProcessGroupConfig, join
@@ -28,6 +28,10 @@ class RuntimeConfig(ProcessGroupConfig):
             raise ConfigError(f"--memory-fraction must be in (0, 1], got {self.memory_fraction}")
         if not self.compilation_cache:
             raise ConfigError("--compilation-cache must be auto, off or a folder, got ''")
+
+    def elsewhere(self) -> "RuntimeConfig":
+        """These settings for other processes than the ones that they were given to: of no named group."""
+        return replace(self, coordinator_address=None, num_processes=None, process_id=None)
 
 
 def start(config: RuntimeConfig) -> ProcessGroup | None:

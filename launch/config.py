@@ -76,6 +76,7 @@ def _parse_resumed(
     arguments: Sequence[str] | None, start: _Start, run_dir: Path, *, program: str
 ) -> tuple[TrainConfig, dict[str, str]]:
     saved = read_config(TrainConfig, run_dir, flag="--resume ")
+    saved = replace(saved, runtime=saved.runtime.elsewhere())
     before = start.loss.applied_to(saved)
     resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=before)
     if resumed.run_dir != saved.run_dir:

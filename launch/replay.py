@@ -91,7 +91,7 @@ def _replay(config: ReplayConfig, run: TrainConfig, say: Callable[[str], None]) 
     steps = parse_steps(config.steps, recorded)
     recovery = None
     if config.gradients:
-        mesh = open_mesh(parse_mesh(config.mesh or run.mesh), lambda line: None, run.runtime)
+        mesh = open_mesh(parse_mesh(config.mesh or run.mesh), lambda line: None, run.runtime.elsewhere())
         recovery = Recovery(config.run_dir, run, config.loss, mesh, recorded)
     replayed: list[ReplayedStep] = []
     for step in replay(steps, recorded, config.loss, recovery):

@@ -50,6 +50,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SftConfig, dict[str, str]]:
     start, _ = tyro.cli(_Start, args=arguments, return_unknown_args=True, add_help=False)
     if start.resume is not None:
         saved = read_config(SftConfig, start.resume, flag="--resume ")
+        saved = replace(saved, runtime=saved.runtime.elsewhere())
         resumed = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=saved)
         if resumed.run_dir != saved.run_dir:
             raise ConfigError("--resume names the run directory already: leave --run-dir out")
