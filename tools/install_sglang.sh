@@ -17,8 +17,20 @@ pip_install() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
 }
 
-python=${PYTHON:-python3.11}
-command -v "$python" >/dev/null || python=python3
+# A shim of pyenv may be on PATH without a version behind it.
+find_interpreter() {
+  local candidate
+  for candidate in "$@"; do
+    if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  echo "SGLang needs Python >= 3.11 with venv; name one: PYTHON=… $0" >&2
+  return 1
+}
+
+python=$(find_interpreter ${PYTHON:-python3.11 python3})
 test -x "$VENV/bin/python" || "$python" -m venv "$VENV"
 rm -f "$VENV/.installed"
 "$VENV/bin/python" "$STUBS/install_stubs.py" # before pip, which else fetches Triton
