@@ -1,6 +1,6 @@
 """Behind HTTP the embedded engine and the shipped fake keep the contract that they keep in this process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +9,47 @@ import pytest
 
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.engines.served_generation import ServedModel
+from agentrl_jax.engines.sglang import SGLangEngine
 from agentrl_jax.engines.weight_folder import tensor_shapes
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.testing.engine import FakeEngine
 from launch.engine import weights_loader
 from tests.engines.contract import EngineContract
 from tests.engines.pause_contract import PauseContract
-from tests.engines.served_engines import fake_weights, open_served
+from tests.engines.restart_contract import RestartContract
+from tests.engines.served_engines import Host, fake_weights, open_served
 from tests.engines.tiny_engine import CONFIG, MODEL, open_tiny, random_weights
 
+SERVED = ServedModel(
+    path="tiny",
+    vocab_size=MODEL.vocab_size,
+    max_prompt_tokens=CONFIG.cache_tokens - 1,
+    load_weights=weights_loader(MODEL),
+)
+Served = tuple[SGLangEngine, Host]
+Restart = Callable[[], Awaitable[None]]
 
-class TestFakeEngineOverHttp(PauseContract, EngineContract):
+
+class TestFakeEngineOverHttp(PauseContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
 
     @pytest.fixture
-    async def engine(self, _use_folder: None) -> AsyncIterator[Engine]:
-        async with open_served(FakeEngine(name="inner")) as (client, _):
-            yield client
+    async def served(self, _use_folder: None) -> AsyncIterator[Served]:
+        async with open_served(FakeEngine(name="inner")) as served:
+            yield served
+
+    @pytest.fixture
+    def engine(self, served: Served) -> Engine:
+        return served[0]
+
+    @pytest.fixture
+    def restart(self, served: Served) -> Restart:
+        async def start_again() -> None:
+            served[1].serve(FakeEngine(name="inner"))
+
+        return start_again
 
     def weights(self, version: int) -> Any:
         return fake_weights(self.folder, version)
@@ -36,7 +58,7 @@ class TestFakeEngineOverHttp(PauseContract, EngineContract):
         return fake_weights(self.folder, 1, w=np.ones((3, 2), np.float32))
 
 
-class TestLocalEngineOverHttp(PauseContract, EngineContract):
+class TestLocalEngineOverHttp(PauseContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
@@ -46,16 +68,24 @@ class TestLocalEngineOverHttp(PauseContract, EngineContract):
         return self.weights(0)
 
     @pytest.fixture
-    async def engine(self, tensors_of: Path) -> AsyncIterator[Engine]:
-        model = ServedModel(
-            path="tiny",
-            vocab_size=MODEL.vocab_size,
-            max_prompt_tokens=CONFIG.cache_tokens - 1,
-            load_weights=weights_loader(MODEL),
-        )
+    async def served(self, tensors_of: Path) -> AsyncIterator[Served]:
         tensors = tensor_shapes(tensors_of)
-        async with open_tiny(name="inner") as inner, open_served(inner, model=model, tensors=tensors) as (client, _):
-            yield client
+        async with open_tiny(name="inner") as inner, open_served(inner, model=SERVED, tensors=tensors) as served:
+            yield served
+
+    @pytest.fixture
+    def engine(self, served: Served) -> Engine:
+        return served[0]
+
+    @pytest.fixture
+    async def restart(self, served: Served) -> AsyncIterator[Restart]:
+        async with open_tiny(name="inner") as second, open_tiny(name="inner") as third:
+            others = iter((second, third))
+
+            async def start_again() -> None:
+                served[1].serve(next(others), SERVED)
+
+            yield start_again
 
     def weights(self, version: int) -> Path:
         folder = self.folder / f"weights-{version}"

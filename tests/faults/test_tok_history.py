@@ -13,16 +13,16 @@ from agentrl_jax.env import Message
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.preparation import prepare, settle_rendering
-from agentrl_jax.rendering.config import RenderingConfig, read_rendering
+from agentrl_jax.rendering.config import HistoryThinking, RenderingConfig, read_rendering
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.sft import WarmUpConfig
 from agentrl_jax.testing.engine import FakeEngine
-from agentrl_jax.testing.tokenizers import toy_template, toy_tokenizer
+from agentrl_jax.testing.tokenizers import TemplateKind, toy_template, toy_tokenizer
 from agentrl_jax.types import EpisodeEnd
 from launch.config import make_families
 from tests.rendering.chat import SHORT, TOOLS, assistant, call, small_folder, small_renderer, tokenizer_with, tool, user
 from tests.rendering.episodes import CONFIG, TASK, RecordingEngine, Script, setup_for
-from tests.rendering.families import THOUGHT, toy_renderer
+from tests.rendering.families import FAMILIES, NAMES, THOUGHT, toy_renderer
 
 TALK = (user("How are you?"), assistant(f"{THOUGHT}I am good!"), user("What is your name?"))
 
@@ -145,15 +145,21 @@ def test_tok_18_neither_side_of_a_result_is_ever_cut() -> None:
         assert content in text_of(renderer, renderer.reply([tool(content)]))
 
 
-async def test_tok_23_no_end_is_put_behind_a_turn_that_sampled_none(autojump_clock: trio.testing.MockClock) -> None:
-    renderer = toy_renderer("qwen2_5")
-    long = FakeEngine(script=lambda prompt, sampling: [65] * 99)
-    setup = replace(setup_for(renderer, Script()), choose_engine=single_engine(long))
+@pytest.mark.parametrize(("kind", "history"), FAMILIES, ids=NAMES)
+async def test_tok_23_no_end_is_put_behind_a_turn_that_sampled_none(
+    kind: TemplateKind, history: HistoryThinking, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Such a turn ends the episode, whose ids are those of the prompt and exactly what was sampled."""
+    renderer = toy_renderer(kind, history)
+    engine = FakeEngine(script=lambda prompt, sampling: [65] * 99)
+    setup = replace(setup_for(renderer, Script()), choose_engine=single_engine(engine))
     setup = replace(setup, config=replace(CONFIG, max_new_tokens=4))
     trajectory = await run_episode(TASK, 0, 0, setup=setup)
     (segment,) = trajectory.segments
     assert trajectory.end is EpisodeEnd.TURN_TRUNCATED
     assert segment.ids[segment.loss_mask].tolist() == segment.ids[-4:].tolist() == [65] * 4
+    prompt = renderer.full_render([user(Script().opening)], TOOLS, add_generation_prompt=True)
+    assert segment.ids[:-4].tolist() == prompt.tolist()
 
 
 async def test_tok_24_ids_of_control_tokens_are_the_engines_and_only_read_as_text(
