@@ -1,165 +1,163 @@
-"""What does the embedded engine make of many short agent sessions: tokens per CPU-second, and prefill saved?
+"""Is the embedded engine faster than its peers on many short agent sessions, and what does prefix reuse save it?
 
-    python -m benchmarks.engine [--json] [--quick]
+    python -m benchmarks.engine [--json] [--quick] [--dtype bfloat16]
 
-64 sessions at a time of 4 turns each, in groups of 8 that share their prompt, and 64 more after them; every turn
-samples 32 ids and gets 24 more from its environment. `tiny` runs one engine without publishes;
-`tiny/lagging` has a lagging engine sample every fourth turn, and publishes after every 8 turns of each session, the
-first time in the middle of episodes.
+64 sessions at a time of 4 turns each, in groups of 8 that share their prompt, on the same model folder: `tiny` has 0.6
+million weights, `135M` the shape of SmolLM2-135M. The peers are transformers' `generate` (all sessions as one batch, in
+lockstep; for `tiny` its continuous batching too, which takes ten times as long) and an SGLang server; they need
+tools/install_sglang.sh, and `is_present` is 0 where they are absent. All run on one core, which they share with their
+clients, warm and alternating; each keeps its prefixes; and each must sample exactly as many ids as the others. The
+embedded engine and SGLang also say how likely every id was, `generate` does not.
 
-A good answer: `prefill_saved_frac` of at least 0.6 and, with the lagging engine, 0.4; `num_late_compiles` 0.
-`matmul_frac` is the share of this machine's own rate on one large product, measured in the same run, counting one
-multiplication and addition for each weight of the layers and the head and each id that was computed.
+`savings` and `savings/lagging` are two waves of sessions of the embedded engine alone, the latter with a lagging engine
+that samples every fourth turn, and a publish after every 8 turns of each session.
 
-Other engines are not compared: transformers' generate and SGLang need torch, which this environment does not have.
+A good answer: `ratio_to_best_peer`, of tokens per CPU-second, is at least 2 for `tiny` and 1 for `135M`
+(`ratio_to_best_peer_by_wall` is the same by the clock, which means little on a machine that others use);
+`matmul_frac` of `135M` is at least 0.4: the share of this core's own rate on one large product, measured in the same
+run, counting one multiplication and addition for each weight and each id that it must be applied to;
+`prefill_saved_frac` is at least 0.6, and 0.4 with the lagging engine; `num_late_compiles` is 0.
 """
 
-import itertools
+import os
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
-import jax
-import numpy as np
-import trio
-
-from agentrl_jax.engines.local.config import LocalEngineConfig
-from agentrl_jax.engines.local.engine import LocalEngine, open_local_engine
-from agentrl_jax.engines.protocol import EngineStatistics
-from agentrl_jax.models.params import init_params, num_params
-from agentrl_jax.types import SamplingParams, as_ids
+from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.params import init_params
+from agentrl_jax.models.save import save_pretrained
+from benchmarks.engine_load import Load
+from benchmarks.engine_race import (
+    Contestant,
+    Played,
+    Race,
+    bound_to_core,
+    continuous,
+    embedded,
+    has_peers,
+    lockstep,
+    play_in_turns,
+    sglang,
+)
+from benchmarks.engine_savings import measure_savings
 from benchmarks.figures import Figure, json_lines, summarise, table
-from benchmarks.step_cases import SMALL, Spent, matmul_gflops_per_cpu_s, stopwatch
 from launch.config import parse
 
 NAME = "engine"
-SESSIONS, GROUP, TURNS, WAVES = 64, 8, 4, 2
-PROMPT_TOKENS, NEW_TOKENS, ENV_TOKENS = 96, 32, 24
-LAGGING_EVERY, PUBLISH_EVERY = 4, 8 * SESSIONS
-ENGINE = LocalEngineConfig(num_slots=SESSIONS, cache_tokens=PROMPT_TOKENS + TURNS * (NEW_TOKENS + ENV_TOKENS))
+PEERS: dict[str, Contestant] = {
+    "transformers": lockstep,
+    "transformers-continuous": continuous,
+    "sglang": sglang,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, what is played on it, and against whom."""
+
+    model: ModelConfig
+    load: Load
+    peers: tuple[str, ...]
+
+
+CASES = {
+    "tiny": Case(
+        model=ModelConfig(
+            family="qwen3", vocab_size=1024, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
+            mlp_width=256, qkv_bias=False, tie_embeddings=False,
+        ),
+        load=Load(prompt_tokens=96, new_tokens=32, env_tokens=24),
+        peers=tuple(PEERS),
+    ),
+    "135M": Case(
+        model=ModelConfig(
+            family="llama", vocab_size=49_152, width=576, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
+            mlp_width=1536, qkv_bias=False, rope_theta=100_000.0, norm_eps=1e-5,
+        ),
+        load=Load(prompt_tokens=64, new_tokens=16, env_tokens=16),
+        peers=("transformers", "sglang"),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Tokens per CPU-second and prefill savings of the embedded engine."""
+    """The embedded engine beside transformers and SGLang, and its savings by prefix reuse."""
 
     json: bool = False
     """One JSON line per figure instead of a table"""
     quick: bool = False
-    """One repeat"""
+    """One repeat, and no 135M"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of all engines of the race"""
+    core: int | None = None
+    """The one they run on (default: the last that this process may use)"""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Of one repeat: time, the engines' counters in it, compilations, and GFLOP per CPU-second of a product."""
-
-    spent: Spent
-    prompt_tokens: int
-    prefilled_tokens: int
-    sampled_tokens: int
-    num_compiles: int
-    matmul_rate: float
+    @property
+    def repeats(self) -> int:
+        return 1 if self.quick else 3
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
     options = parse(Options, arguments, program=f"benchmarks.{NAME}")
-    num_repeats = 1 if options.quick else 5
-    figures = [figure for case in ("tiny", "tiny/lagging") for figure in measure(case, num_repeats)]
-    print("\n".join(json_lines(figures)) if options.json else table(figures))
+    figures = list(measure(options))
+    print("\n".join(json_lines(figures)) if options.json else table(figures), flush=True)
 
 
-def measure(case: str, num_repeats: int) -> Iterator[Figure]:
-    """The figures of one case, after a repeat that warms up."""
-    outcomes = trio.run(repeat, case.endswith("/lagging"), num_repeats + 1)[1:]
-    flops = 2 * num_params(SMALL)  # its head is its embedding: each weight is used once
-    values: dict[str, Sequence[float]] = {
-        "sampled_tokens_per_cpu_s": [o.sampled_tokens / o.spent.cpu_s for o in outcomes],
-        "matmul_frac": [
-            flops * (o.prefilled_tokens + o.sampled_tokens) / o.spent.cpu_s / 1e9 / o.matmul_rate for o in outcomes
-        ],
-        "prefill_saved_frac": [1 - o.prefilled_tokens / o.prompt_tokens for o in outcomes],
-        "num_late_compiles": [o.num_compiles for o in outcomes],
-    }
-    for metric, found in values.items():
-        unit = "tokens/s" if metric.startswith("sampled") else ""
-        yield summarise(found, benchmark=NAME, case=case, metric=metric, unit=unit)
+def measure(options: Options) -> Iterator[Figure]:
+    """All figures, case by case."""
+    for name in ("tiny",) if options.quick else CASES:
+        yield from race(name, options)
+    for has_lagging in (False, True):
+        case = "savings/lagging" if has_lagging else "savings"
+        yield from measure_savings(NAME, case, has_lagging=has_lagging, num_repeats=options.repeats)
 
 
-async def repeat(has_lagging: bool, num_repeats: int) -> list[Outcome]:
-    """Play all sessions so many times on the same engines."""
-    outcomes = []
-    async with AsyncExitStack() as stack:
-        engines = [
-            await stack.enter_async_context(
-                open_local_engine(model=SMALL, config=ENGINE, weights=init_params(SMALL, 0), version=0, name=name)
-            )
-            for name in (("current-0", "lagging-0") if has_lagging else ("current-0",))
-        ]
-        for number in range(num_repeats):
-            rate = matmul_gflops_per_cpu_s()
-            before = [engine.statistics() for engine in engines]
-            with counted_compiles() as compiles, stopwatch() as spent:
-                await play_all(engines, seed=number)
-            after = [engine.statistics() for engine in engines]
-            outcomes.append(
-                Outcome(
-                    spent=spent,
-                    prompt_tokens=grown("prompt_tokens", before, after),
-                    prefilled_tokens=grown("prefilled_tokens", before, after),
-                    sampled_tokens=grown("sampled_tokens", before, after),
-                    num_compiles=len(compiles),
-                    matmul_rate=rate,
-                )
-            )
-    return outcomes
+def race(name: str, options: Options) -> Iterator[Figure]:
+    """The figures of one case."""
+    case = CASES[name]
+    contestants: dict[str, Contestant] = {"embedded": embedded}
+    if has_peers():
+        contestants |= {peer: PEERS[peer] for peer in case.peers}
+    core = max(os.sched_getaffinity(0)) if options.core is None else options.core
+    with TemporaryDirectory() as folder, bound_to_core(core):
+        save_pretrained(init_params(case.model, 0), case.model, Path(folder), dtype=options.dtype)
+        asked = Race(folder=Path(folder), vocab_size=case.model.vocab_size, load=case.load, dtype=options.dtype)
+        outcomes = play_in_turns(asked, contestants, options.repeats)
+    for peer in case.peers:
+        yield _figure(f"{name}/{peer}", "is_present", [float(peer in outcomes)])
+    for contestant, played in outcomes.items():
+        for metric, against in (("tokens_per_cpu_s", "cpu_s"), ("tokens_per_s", "wall_s")):
+            values = [one["sampled_tokens"] / one[against] for one in played]
+            yield _figure(f"{name}/{contestant}", metric, values, "tokens/s")
+    yield from compare(name, outcomes)
 
 
-async def play_all(engines: list[LocalEngine], seed: int) -> None:
-    """Two waves of sessions; publishes only where there is a lagging engine."""
-    prompts = np.random.default_rng(seed).integers(0, SMALL.vocab_size, (WAVES * SESSIONS // GROUP, PROMPT_TOKENS))
-    weights, turns = init_params(SMALL, seed), itertools.count(1)
-
-    async def play(number: int) -> None:
-        group, ids = number // GROUP, as_ids(prompts[number // GROUP])
-        replies = np.random.default_rng([seed, number]).integers(0, SMALL.vocab_size, (TURNS, ENV_TOKENS))
-        for turn, reply in enumerate(replies):
-            is_lagging = len(engines) > 1 and (7 * number + 3 * turn + group) % LAGGING_EVERY == 0
-            sampling = SamplingParams(
-                temperature=1.0, max_new_tokens=NEW_TOKENS, seed=TURNS * number + turn, stop_ids=(SMALL.vocab_size,)
-            )
-            completion = await engines[is_lagging].generate(ids, sampling, session=str(number))
-            ids = as_ids([*ids, *completion.ids, *reply])
-            if len(engines) > 1 and next(turns) % PUBLISH_EVERY == SESSIONS * TURNS // 2:
-                await engines[0].publish(weights, engines[0].version + 1)
-        for engine in engines:
-            await engine.end_session(str(number))
-
-    for wave in range(WAVES):
-        async with trio.open_nursery() as nursery:
-            for number in range(SESSIONS):
-                nursery.start_soon(play, wave * SESSIONS + number)
+def compare(name: str, outcomes: Mapping[str, list[Played]]) -> Iterator[Figure]:
+    """The embedded engine's own figures, and how many times as fast as the fastest peer it is."""
+    own = outcomes["embedded"]
+    for metric in ("matmul_frac", "prefill_saved_frac", "num_late_compiles"):
+        yield _figure(name, metric, [played[metric] for played in own])
+    for metric, spent in (("ratio_to_best_peer", "cpu_s"), ("ratio_to_best_peer_by_wall", "wall_s")):
+        medians = {
+            peer: statistics.median(one[spent] for one in played)
+            for peer, played in outcomes.items()
+            if peer != "embedded"
+        }
+        if medians:
+            best = outcomes[min(medians, key=lambda peer: medians[peer])]
+            ratios = [theirs[spent] / ours[spent] for theirs, ours in zip(best, own, strict=True)]
+            yield _figure(name, metric, ratios)
 
 
-def grown(counter: str, before: list[EngineStatistics], after: list[EngineStatistics]) -> int:
-    """By how much a counter has grown, over all engines."""
-    return sum(getattr(b, counter) - getattr(a, counter) for a, b in zip(before, after, strict=True))
-
-
-@contextmanager
-def counted_compiles() -> Iterator[list[str]]:
-    """What JAX compiles in the block, as the names of its events."""
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+def _figure(case: str, metric: str, values: list[float], unit: str = "") -> Figure:
+    return summarise(values, benchmark=NAME, case=case, metric=metric, unit=unit)
 
 
 if __name__ == "__main__":
