@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import tyro
 
@@ -10,7 +11,8 @@ from agentrl_jax.algo.corrections import CorrectionName
 from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.process_sessions import check_platform
-from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions
+from agentrl_jax.controller.remote_config import RemoteTasks
+from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions, SessionKind
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.saved_config import read_config
 from envs import register_all
@@ -94,7 +96,27 @@ def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
         raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
 
 
-def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
+class TasksConfig(Protocol):
+    """What a command's settings say about its tasks; see `TrainConfig`."""
+
+    @property
+    def env_names(self) -> tuple[str, ...]: ...
+    @property
+    def data(self) -> Path | None: ...
+    @property
+    def level(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def eval_set(self) -> Mapping[str, str]: ...
+    @property
+    def upstream_compat(self) -> bool: ...
+    @property
+    def remote(self) -> RemoteTasks: ...
+    def session_kinds(self, families: Iterable[EnvFamily]) -> dict[str, SessionKind]: ...
+
+
+def make_families(config: TasksConfig) -> tuple[EnvFamily, ...]:
     """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing."""
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
@@ -103,7 +125,7 @@ def make_families(config: TrainConfig) -> tuple[EnvFamily, ...]:
     return tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in config.env_names)
 
 
-def env_sources(config: TrainConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:
+def env_sources(config: TasksConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:
     """What the processes of families that run in processes make their envs from, by name.
 
     Raises ConfigError if this system cannot run envs in processes.
@@ -121,7 +143,7 @@ def _registry() -> EnvRegistry:
     return registry
 
 
-def _options(config: TrainConfig, name: str) -> FamilyOptions:
+def _options(config: TasksConfig, name: str) -> FamilyOptions:
     return FamilyOptions(
         seed=config.seed,
         data=config.data,

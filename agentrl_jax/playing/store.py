@@ -32,8 +32,8 @@ class EvaluationStore:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Begin an evaluation in `folder`, or go on with the one that is there.
 
-        settings: plain JSON of all that an episode depends on. Raises ConfigError if the folder is another evaluation's,
-        something else's, in use by another process, or cannot be written.
+        settings: plain JSON of all that an episode depends on. Raises ConfigError if the folder is another
+        evaluation's, something else's, in use by another process, or cannot be written.
         """
         self.folder = folder
         self.episodes: dict[EpisodeKey, EpisodeRecord] = {}
@@ -93,8 +93,8 @@ class EvaluationStore:
         if changed:
             was = ", ".join(f"{name} = {saved.get(name)!r}, now {settings.get(name)!r}" for name in changed)
             raise ConfigError(
-                f"--out {self.folder} holds another evaluation ({was}): repeat its settings to go on with it, or name a "
-                "new folder"
+                f"--out {self.folder} holds another evaluation ({was}): repeat its settings to go on with it, or "
+                "name a new folder"
             )
 
     def _read(self) -> None:

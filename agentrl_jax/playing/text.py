@@ -14,7 +14,7 @@ def score_table(scores: Sequence[Score]) -> list[str]:
     ks = [k for k in sorted({k for found in scores for k in found.pass_at_k}) if k > 1]
     head = ["env", "mixture", "tasks", "episodes", "success", "95 %", *(f"pass@{k}" for k in ks)]
     head += ["best reward"] if ks else []
-    rows = [head + ["reward", "turns", "other ends"]]
+    rows = [[*head, "reward", "turns", "other ends"]]
     for found in scores:
         low, high = found.interval
         row = [found.env, found.mixture, str(found.num_tasks), str(found.num_episodes), _percent(found.avg_at_k)]
