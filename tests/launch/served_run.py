@@ -14,9 +14,9 @@ FLAGS = (
     "--rollout.min-groups-per-batch=3",
     "--evaluation.num-tasks=0",
     "--engine.num-slots=16",
-    "--episode.max-new-tokens=256",
+    "--episode.max-new-tokens=128",
     # An untrained policy fails at everything: how it fails must make a difference for it to learn anything.
-    *("--episode.penalties", "TURN_TRUNCATED", "-0.5"),
+    *("--episode.penalties", "TURN_TRUNCATED", "-0.8", "CONTEXT_LIMIT", "-0.5"),
     "--pool.lagging-period=2",
     f"--max-context-tokens={CONTEXT_TOKENS}",
     "--max-steps=5",
@@ -46,7 +46,7 @@ def check(run: ServedRun) -> None:
     """Both policies sampled, every token has the version of its engine, and the learner agrees with all of them."""
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5]
     published = run.steps[-1]["version"] + run.steps[-1]["is_applied"]
-    assert published >= 4
+    assert published >= 3
     pools = Counter((turn["pool"], turn["engine"]) for turn in run.turns)
     assert pools.keys() == {("current", "current-0"), ("lagging", "lagging-0")}
     versions = {pool: {v for t in run.turns if t["pool"] == pool for v, _, _ in t["versions"]} for pool, _ in pools}
