@@ -8,19 +8,17 @@ Needs the package `h2` (extra `serve`).
 """
 
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
-import h2.config
-import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
-import h2.settings
 import trio
 
+from agentrl_jax.controller.wire_frames import FrameIO
 from agentrl_jax.errors import AgentRLError
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -30,11 +28,8 @@ OK, UNKNOWN, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 0, 2, 8, 12, 1
 """Status codes of gRPC."""
 
 _HEADER = struct.Struct(">BI")
-_CHUNK_BYTES = 65_536
-_WINDOW_BYTES = 4 << 20
 _LAST_WORDS_S = 1.0
 """For telling the other side why its connection is closed."""
-_GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class GrpcError(AgentRLError):
@@ -124,68 +119,18 @@ ServeStream = Callable[[GrpcStream], Awaitable[None]]
 """Serves one call to its end. Raises GrpcRefusal to answer with an error."""
 
 
-class _Connection:
+class _Connection(FrameIO):
     """What h2 knows of one TCP connection, and the streams on it."""
 
     def __init__(self, stream: trio.abc.Stream, *, is_client: bool) -> None:
-        self._stream = stream
-        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=is_client, header_encoding="utf-8"))
-        self.h2.local_settings = h2.settings.Settings(client=is_client, initial_values=_settings(is_client))
-        self.h2.initiate_connection()
-        self.h2.increment_flow_control_window(4 * _WINDOW_BYTES)
+        super().__init__(stream, is_client=is_client)
         self.streams: dict[int, GrpcStream] = {}
         self.on_opened: Callable[[GrpcStream, int], None] | None = None
         self._room: dict[int, trio.Event] = {}
-        self._to_write, self._written = trio.Event(), trio.Event()
-        self._is_broken = False
 
-    async def write(self) -> None:
-        """Write what h2 has to say, until the connection breaks."""
-        while True:
-            self._to_write = trio.Event()
-            data = self.h2.data_to_send()
-            try:
-                if data:
-                    await self._stream.send_all(data)
-                    continue
-            except _GONE:
-                self._is_broken = True
-            self._written.set()
-            if self._is_broken:
-                return
-            await self._to_write.wait()
-
-    async def read(self, received: bytes = b"") -> str:
-        """Take in what comes, until there is no more; return why."""
-        while True:
-            if received:
-                try:
-                    events = self.h2.receive_data(received)
-                except h2.exceptions.ProtocolError as error:
-                    self.flush()
-                    return f"the other side does not speak HTTP/2: {error or type(error).__name__}"
-                for event in events:
-                    if isinstance(event, h2.events.ConnectionTerminated):
-                        return f"the other side ended the connection (code {event.error_code})"
-                    self._handle(event)
-                self.flush()
-            try:
-                received = bytes(await self._stream.receive_some(_CHUNK_BYTES))
-            except _GONE as error:
-                return f"the connection broke: {error or type(error).__name__}"
-            if not received:
-                return "the other side closed the connection"
-
-    def flush(self) -> None:
-        """Let the writer write."""
-        self._to_write.set()
-
-    async def wait_written(self) -> None:
-        """Return once nothing is left to write, or nobody to read it."""
-        self._written = trio.Event()
-        self.flush()
-        if not self._is_broken:
-            await self._written.wait()
+    @property
+    def is_used(self) -> bool:
+        return bool(self.streams)
 
     async def send_data(self, stream_id: int, data: bytes) -> None:
         """Send `data` in frames, as the other side's windows permit. Raises GrpcError if the stream is over."""
@@ -228,7 +173,7 @@ class _Connection:
                 self.h2.acknowledge_received_data(num_bytes, stream_id)
             self.flush()
 
-    def _handle(self, event: h2.events.Event) -> None:
+    def handle(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RequestReceived):
             self._opened(event)
         elif isinstance(event, h2.events.DataReceived):
@@ -246,7 +191,7 @@ class _Connection:
 
     def _opened(self, event: h2.events.RequestReceived) -> None:
         if self.on_opened is not None:
-            headers = {str(name): str(value) for name, value in event.headers or []}
+            headers = _decoded(event.headers)
             stream = self.streams[event.stream_id] = GrpcStream(self, event.stream_id, headers)
             self.on_opened(stream, event.stream_id)
 
@@ -258,7 +203,7 @@ class _Connection:
             self.acknowledge(event.stream_id, flow_bytes)
 
     def _answered(self, event: h2.events.TrailersReceived | h2.events.ResponseReceived) -> None:
-        headers = {str(name): str(value) for name, value in event.headers or []}
+        headers = _decoded(event.headers)
         status, code = headers.get(":status", "200"), headers.get("grpc-status", "0")
         if status != "200" or code != "0":
             message = unquote(headers.get("grpc-message", ""))
@@ -289,14 +234,9 @@ class _Connection:
             self._end(stream_id, error)
 
 
-def _settings(is_client: bool) -> dict[h2.settings.SettingCodes, int]:
-    codes = h2.settings.SettingCodes
-    settings = {
-        codes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES,
-        codes.MAX_CONCURRENT_STREAMS: 64,
-        codes.MAX_HEADER_LIST_SIZE: 32_768,
-    }
-    return {**settings, codes.ENABLE_PUSH: 0} if is_client else settings
+def _decoded(headers: Iterable[Any] | None) -> dict[str, str]:
+    """Names and values as HTTP/1.1 reads them: every byte is a character."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers or ()}
 
 
 @contextmanager
