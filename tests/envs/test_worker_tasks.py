@@ -112,24 +112,25 @@ async def test_what_one_session_does_costs_no_other(mini, kind):
 
 
 async def test_a_busy_session_takes_no_turn_and_its_cancellation_sends_a_notice_once(mini):
-    async with open_mini(f"{mini}:Mini") as worker, trio.open_nursery() as nursery:
+    answers = []
+    async with open_mini(f"{mini}:Mini") as worker:
         module = sys.modules[mini]
         await worker("start_sample", {"index": 5, "session_id": 30})
-        answers = []
 
         async def play():
             answers.append(await worker.turn(30, call("act", "{}")))
 
-        nursery.start_soon(play)
-        await trio.testing.wait_all_tasks_blocked()
-        busy = await worker.turn(30)
-        assert busy == (400, {"detail": "Task Executing, please do not send new request."})
-        assert (await worker("sample_status", {"session_id": 30}))[1]["status"]["waiting_for_env"]
-        for _ in range(2):
-            assert await worker("cancel_with_notice", {"session_id": 30}) == (200, {"session_id": 30})
-        assert await worker("worker_status") == (200, {"concurrency": 3, "current": 1})
-        module.gate.set()
-        await worker.notified.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play)
+            await trio.testing.wait_all_tasks_blocked()
+            busy = await worker.turn(30)
+            assert busy == (400, {"detail": "Task Executing, please do not send new request."})
+            assert (await worker("sample_status", {"session_id": 30}))[1]["status"]["waiting_for_env"]
+            for _ in range(2):
+                assert await worker("cancel_with_notice", {"session_id": 30}) == (200, {"session_id": 30})
+            assert await worker("worker_status") == (200, {"concurrency": 3, "current": 1})
+            module.gate.set()
+            await worker.notified.wait()
         assert worker.notices == [30]
         assert answers[0][1]["env_out"]["status"] == "cancelled"
         assert await worker("get_sessions") == (200, {})
