@@ -168,6 +168,7 @@ class _Training:
             limit=self.config.limit,
             curriculum=self.config.rollout.curriculum,
         )
+        self.shares = self.config.pool.make_shares()
         self.rollouts: Rollouts
         self.engines: RunEngines
         self.monitor = LoopMonitor()
@@ -185,6 +186,7 @@ class _Training:
             self.learner = await trio.to_thread.run_sync(self._resume_learner)
             lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
             self.lagging = lagging if self.config.pool.has_lagging else None
+            self.shares.restore(self.survival.shares)
         elif not await self._warm_up():
             return self._stopped_in_warm_up()
         try:
@@ -255,6 +257,7 @@ class _Training:
         telemetry_on = open_telemetry(self.run_log.folder, is_on=self.config.telemetry)
         async with self._open_engines(plan.version) as self.engines, telemetry_on as telemetry:
             tokenizer, pool = self.policy.tokenizer, self.engines.pool
+            pool.shares = self.shares
             rollouts = Rollouts(self.families, self.sessions, tokenizer, self.config, pool, telemetry)
             self.rollouts = rollouts
             self.evaluations = RunEvaluations(rollouts, self.config, self.run_log, self.say, self.stop.wait)
@@ -300,7 +303,8 @@ class _Training:
 
     def _remember(self, step: int, version: int) -> None:
         lagging = None if self.lagging is None else self.lagging.version
-        self.survival.remember(step, version=version, sampler=self.sampler, lagging_version=lagging)
+        shares = self.shares.state()
+        self.survival.remember(step, version=version, sampler=self.sampler, lagging_version=lagging, shares=shares)
 
     @asynccontextmanager
     async def _open_engines(self, version: int) -> AsyncIterator[RunEngines]:
@@ -401,6 +405,7 @@ class _Training:
 
     async def _on_step(self, record: StepRecord) -> None:
         step = record.step + 1
+        self.shares.observe(record.groups)
         self._remember(step, record.version + record.is_applied)  # before anything is awaited
         now = time.monotonic()
         step_s, self.step_begun = now - self.step_begun, now

@@ -63,6 +63,11 @@ class Survival:
         """True if there is a checkpoint to go on from."""
         return self._saved is not None
 
+    @property
+    def shares(self) -> dict[str, Any] | None:
+        """What `remember` was given, of the newest checkpoint; None if there is none, or it is of an older version."""
+        return None if self._saved is None else self._saved.get("shares")
+
     def restore(self, learner: Learner) -> LaggingPolicy | None:
         """Put the newest checkpoint's state into `learner`; return the lagging policy that was saved with it.
 
@@ -89,11 +94,20 @@ class Survival:
         begin(self.journal, rollout, plan)
         return plan
 
-    def remember(self, step: int, *, version: int, sampler: TaskSampler, lagging_version: int | None) -> None:
+    def remember(
+        self,
+        step: int,
+        *,
+        version: int,
+        sampler: TaskSampler,
+        lagging_version: int | None,
+        shares: dict[str, Any] | None = None,
+    ) -> None:
         """Note where the loop stands after `step` steps, all at one moment: call it before anything is awaited."""
         state = {
             "version": version,
             "lagging_version": lagging_version,
+            "shares": shares,
             "sampler": sampler.state(),
             "position": self.journal.position(),
         }

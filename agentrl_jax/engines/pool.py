@@ -1,19 +1,21 @@
 """Which engine serves a turn, and which publishes it gets: cross-policy sampling and session affinity. No jax.
 
 Invariants:
-- Whether the lagging policy samples a turn depends on (run seed, group, member, turn), never on when it is asked.
+- Whether the lagging policy samples a turn depends on (run seed, group, member, turn) and on its share, never on when
+  it is asked. The share changes only if it adapts (shares.py).
 - Within a pool, seats.py decides: a session keeps its engine unless that is clearly fuller than another one, or out.
 - Between publishes, lagging engines are at most `lagging_period - 1` versions behind the current ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from agentrl_jax.engines.protocol import Engine, EngineStatistics
 from agentrl_jax.engines.seats import NoOutages, Outages, Seats
+from agentrl_jax.engines.shares import AdaptiveConfig, PolicyShares
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Pool
@@ -30,6 +32,7 @@ class PoolConfig:
     """Probability that the lagging policy samples a turn, below 1; 0: there is no lagging engine"""
     lagging_period: int = _DEFAULT_PERIOD
     """The lagging policy gets each so-many-th version; 1: every one"""
+    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.lagging_prob < 1:
@@ -41,6 +44,11 @@ class PoolConfig:
                 f"lagging_period = {self.lagging_period} has no effect without a lagging policy; leave it out, or set "
                 "lagging_prob above 0"
             )
+        self.make_shares()
+
+    def make_shares(self) -> PolicyShares:
+        """The shares of the policies, as they begin. Raises ConfigError if they cannot adapt from there."""
+        return PolicyShares(self.lagging_prob, self.adaptive)
 
     @property
     def has_lagging(self) -> bool:
@@ -53,7 +61,7 @@ class PoolStatistics:
 
     num_moves: sessions that left an engine that was full, or out, for another one of its pool.
     num_sessions: those that have asked the engine for a turn, or left another for it, and have not ended.
-    engines: each engine's own.
+    engines: each engine's own. shares: how much each pool is to sample from now on; they adapt or stay.
     """
 
     num_turns: Mapping[Pool, int]
@@ -61,12 +69,14 @@ class PoolStatistics:
     num_sessions: Mapping[str, int]
     versions: Mapping[str, int]
     engines: Mapping[str, EngineStatistics]
+    shares: Mapping[Pool, float]
 
 
 class EnginePool:
     """Chooses the engine of each turn (an `EngineChooser`), and publishes to all of them.
 
     An engine it returns is good for that session only: ending the session there tells the pool that it has left.
+    shares: how often the lagging policy samples; whoever owns the run may replace them, and lets them learn.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class EnginePool:
         """Raises ConfigError: engines that do not fit `config`, say they belong elsewhere, or share a name."""
         _check(current, lagging, config)
         self.config = config
+        self.shares = config.make_shares()
         self._run_seed = run_seed
         outages = outages or NoOutages()
         self._current, self._lagging = Seats(current, run_seed, outages), Seats(lagging, run_seed, outages)
@@ -90,9 +101,9 @@ class EnginePool:
         return min(engine.version for engine in self._current.engines)
 
     def __call__(self, group_id: int, member: int, turn: int) -> Engine:
-        """The engine of this turn of training: with probability `lagging_prob` a lagging one, if one serves."""
+        """The engine of this turn of training: a lagging one with the probability that is its share, if one serves."""
         draw = derive_seed(self._run_seed, "pool", group_id, member, turn)
-        is_lagging = draw < self.config.lagging_prob * _SEEDS and self._lagging.is_serving
+        is_lagging = draw < self.shares.lagging * _SEEDS and self._lagging.is_serving
         return (self._lagging if is_lagging else self._current).take(group_id, member, self._current)
 
     def choose_current(self, group_id: int, member: int, turn: int) -> Engine:
@@ -136,6 +147,7 @@ class EnginePool:
             },
             versions=self._versions(),
             engines={engine.name: engine.statistics() for pool in pools for engine in pool.engines},
+            shares=self.shares.by_pool(),
         )
 
     def _versions(self) -> dict[str, int]:

@@ -134,6 +134,7 @@ class Simulation:
     async def on_step(self, record: StepRecord) -> None:
         """The port that the loop tells its steps to."""
         self.records.append(record)
+        self.engine_pool.shares.observe(record.groups)
         await trio.lowlevel.checkpoint()
 
     async def publish(self, version: int) -> None:
