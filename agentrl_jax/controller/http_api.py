@@ -1,8 +1,8 @@
 """The controller's HTTP API, as AgentRL's clients and workers know it: JSON under /api.
 
 Answers have what the original's have. Beyond it: the header `session-id` beside `session_id`, because reverse proxies
-drop names with underscores; id, status and finish in a start's answer; a `reason` beside an error's message, where there is
-one; and the header `request-id`, with which a turn may be sent again without being carried out again.
+drop names with underscores; id, status and finish in a start's answer; a `reason` beside an error's message, where
+there is one; and the header `request-id`, with which a turn may be sent again without being carried out again.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -99,13 +99,14 @@ class HttpApi:
         return Answer(body=msgspec.json.encode(answer.as_started(record.session_id)), headers=headers)
 
     async def _interact(self, request: HttpRequest) -> Answer:
-        record = await self._session(request)
+        request_id = request.headers.get("request-id")
+        record = await self._controller.session(_session_id(request), request_id=request_id)
         messages = read_request(request.body, InteractRequest).messages
         if messages is None:
             # The original takes it for a start, which the worker then refuses.
             problem = WireProblem(500, "failed to interact with session", "no_messages_sent")
             raise self._book.failed(record.name, problem)
-        answer = await self._controller.interact(record, messages, request_id=request.headers.get("request-id"))
+        answer = await self._controller.interact(record, messages, request_id=request_id)
         return Answer(body=msgspec.json.encode(answer.as_turn()))
 
     async def _cancel(self, request: HttpRequest) -> Answer:

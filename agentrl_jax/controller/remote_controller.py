@@ -60,21 +60,30 @@ class RemoteController:
 
     async def reserve(self, name: str) -> Entry[RemoteWorker]:
         """A place on a worker that serves the task `name`; for `start`, or `release`."""
+        return await self._reserve(name, trio.current_time() + self.config.queue_s)
+
+    async def _reserve(self, name: str, give_up: float) -> Entry[RemoteWorker]:
         problem = partial(WireProblem, 400, f"no workers available for task {name}")
         if self.config.full == "refuse":
             entry = self.book.pool.take_now(name)
             if entry is None:
                 raise self.book.failed(name, problem("full"))
             return entry
-        with trio.move_on_after(self.config.queue_s):
+        with trio.move_on_at(give_up):
             try:
                 return await self.book.pool.take(name)
             except EnvError as error:
                 raise self.book.failed(name, problem("queue_full", str(error))) from error
         raise self.book.failed(name, problem("queue_timeout"))
 
-    async def session(self, session_id: int) -> RemoteRecord:
-        """A live session. Raises WireProblem if there is none, with the reason if that is known."""
+    async def session(self, session_id: int, *, request_id: str | None = None) -> RemoteRecord:
+        """A live session, or one whose last turn was `request_id`: the answer that ended it may be asked for again.
+
+        Raises WireProblem if there is none, with the reason if that is known.
+        """
+        fate = self.book.store.fate(session_id)
+        if fate is not None and fate[0].was_asked(request_id):
+            return fate[0]
         return await self.book.store.find(session_id)
 
     def release(self, entry: Entry[RemoteWorker], name: str) -> None:
@@ -101,8 +110,11 @@ class RemoteController:
             if place is not None:
                 self.release(place, name)
             raise
+        give_up = trio.current_time() + self.config.queue_s
         while True:
-            entry, place = place or await self.reserve(name), None
+            entry, place = place or await self._reserve(name, give_up), None
+            if entry.lost:  # since it gave its place
+                continue
             record = self.book.add(index, custom_task, entry, expires=expires)
             outcome = self._begin(record, START_FAILED, partial(self._start, record))
             try:
@@ -111,15 +123,17 @@ class RemoteController:
                 self.book.cancel(record)
                 raise
             except _NoPlace as full:
+                may_wait = self.config.full == "wait" and trio.current_time() + full.pause_s < give_up
+                if full.pause_s and not may_wait:
+                    raise self.book.failed(name, WireProblem(500, START_FAILED, "worker_full")) from full
                 await trio.sleep(full.pause_s)
 
     async def interact(
         self, record: RemoteRecord, messages: list[ChatMessage], *, request_id: str | None = None
     ) -> WorkerAnswer:
         """Carry out one turn. A repeated `request_id` (the last one's) gets that one's answer."""
-        last = record.last_request
-        if request_id is not None and last is not None and last[0] == request_id:
-            return await last[1].wait()
+        if record.last_request is not None and record.was_asked(request_id):
+            return await record.last_request[1].wait()
         if record.is_over:
             record = await self.session(record.session_id)  # says why
         if record.is_busy or record.is_cancelling:

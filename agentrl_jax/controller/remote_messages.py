@@ -1,5 +1,6 @@
 """Messages, calls and ends between an episode here and a task on a remote worker."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,17 @@ def step_result(answer: WorkerAnswer, call_ids: Sequence[str]) -> StepResult:
     notice = Message(role="tool", content=NOT_EXECUTED)
     spoken = [Message(role="user", content=message.content) for message in strays]
     messages = (*[message or notice for message in answers], *spoken, *others)
-    return StepResult(messages=messages, reward=answer.reward, end=_ENDS[answer.status])
+    return StepResult(messages=messages, reward=answer.reward, end=_ENDS[answer.status], metrics=_figures(answer))
+
+
+def _figures(answer: WorkerAnswer) -> dict[str, float]:
+    """What of its metrics is a number (a boolean is 0 or 1); tasks may say anything there."""
+    try:
+        said = msgspec.json.decode(answer.metric, type=dict[str, Any] | None) or {}
+    except msgspec.DecodeError:
+        return {}
+    figures = {name: value for name, value in said.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in figures.items() if abs(value) <= sys.float_info.max}
 
 
 def _function(call: ToolCall) -> dict[str, str]:

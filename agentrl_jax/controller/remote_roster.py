@@ -16,6 +16,8 @@ from agentrl_jax.controller.wire_types import SampleIndex, WireProblem, decoded
 from agentrl_jax.controller.workers import Entry, WorkerStatus
 
 _JITTER_S = 2.0
+_MAX_SESSION_ID = 1 << 53
+"""Ids of ours are smaller for centuries. One that is larger would raise all that come after it."""
 
 MakeTransport = Callable[[], Transport]
 ReadIndices = Callable[[], Sequence[SampleIndex]]
@@ -82,13 +84,12 @@ class Roster:
             entry = None
         if not name or not address or concurrency <= 0:
             raise WireProblem(400, "name, address and a positive concurrency must be given", "invalid_heartbeat")
-        if entry is not None and entry.worker.task.name != name:
-            self.book.pool.remove(address)
-            entry = None
-        if entry is None or entry.worker.heartbeat != raw:
+        if entry is None or entry.worker.task.name != name or entry.worker.heartbeat != raw:
             task = self._served(name, raw, read_indices)
-            entry = entry or self._register(task, address, concurrency, make_transport)
+            if entry is None or entry.worker.task.name != name:
+                entry = self._register(task, address, concurrency, make_transport)
             entry.worker.heartbeat, entry.worker.task = raw, task
+            self.tasks[name] = task
         entry.worker.last_visit = time.time()
         entry.places.capacity[name] = concurrency
         if entry.status is WorkerStatus.ALIVE:
@@ -136,7 +137,8 @@ class Roster:
             return  # ours; perhaps the worker is known by two addresses
         if record is not None and record.entry is entry:
             self.book.finish(record, "session_lost")  # there is another one of its id: not ours
-        is_news = record is None and self.book.store.fate(session_id) is None
+        is_id = 0 < session_id < _MAX_SESSION_ID
+        is_news = record is None and self.book.store.fate(session_id) is None and is_id
         if is_news and self.book.config.resume_sessions:
             self.book.adopt(session_id, index, entry)
         else:
@@ -153,18 +155,20 @@ class Roster:
             return known
         if known is not None and any(entry.worker.task.name == name for entry in self.entries()):
             raise WireProblem(400, f"task {name} already exists with different indices", "other_indices")
-        self.tasks[name] = ServedTask(name, indices, raw)
-        return self.tasks[name]
+        return ServedTask(name, indices, raw)
 
     def _register(
         self, task: ServedTask, address: str, concurrency: int, make_transport: MakeTransport
     ) -> Entry[RemoteWorker]:
+        transport = make_transport()
+        if address in self._entries and not self._entries[address].lost:
+            self.book.pool.remove(address)  # it serves another task now
         self._num_workers += 1
         worker = RemoteWorker(
             worker_id=self._num_workers,
             address=address,
             task=task,
-            transport=make_transport(),
+            transport=transport,
             last_visit=time.time(),
             heartbeat=b"",
         )

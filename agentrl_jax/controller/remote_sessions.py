@@ -58,6 +58,10 @@ class RemoteRecord:
         """Whether a call is under way."""
         return not self.call_over.is_set()
 
+    def was_asked(self, request_id: str | None) -> bool:
+        """Whether its last turn had this id."""
+        return request_id is not None and self.last_request is not None and self.last_request[0] == request_id
+
     def begin_call(self) -> None:
         self.calm_since, self.used_at = math.inf, time.time()
         self.call_over = trio.Event()

@@ -4,6 +4,7 @@ Values that the controller only passes on (tools, metrics, message parts, tool c
 they came as: they are neither read nor written anew.
 """
 
+import re
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -114,8 +115,24 @@ class WorkerProblem(msgspec.Struct):
     detail: Any = None
 
 
+_ESCAPES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|(\\.)", re.DOTALL)
+
+
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Raises ValueError if `body` is not JSON of `kind`."""
+    """Halves of surrogate pairs, which Python's writers let through, are read as U+FFFD: Go's reader does so too.
+
+    Raises ValueError if `body` is not JSON of `kind`.
+    """
+    try:
+        return _decoded(body, kind)
+    except ValueError:
+        whole = _ESCAPES.sub(lambda found: rb"\ufffd" if found[2] else found[0], body)
+        if whole == body:
+            raise
+        return _decoded(whole, kind)
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
