@@ -64,8 +64,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(Options, arguments, program=f"benchmarks.{NAME}")
     if not options.quick:  # for the meshes; waiting for each other, several devices cost the other cases a tenth
         jax.config.update("jax_num_cpu_devices", 8)  # type: ignore[no-untyped-call]
-    figures = list(measure(options))
-    print("\n".join(json_lines(figures)) if options.json else table(figures), flush=True)
+    if options.json:
+        for line in json_lines(measure(options)):  # as they come: a run that is cut short has been worth something
+            print(line, flush=True)
+    else:
+        print(table(list(measure(options))))
 
 
 def measure(options: Options) -> Iterator[Figure]:

@@ -122,6 +122,30 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
 
 
+def test_all_is_on_the_disk_before_a_checkpoint_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    named_after: list[set[Path]] = []
+    flush, rename = os.fsync, Path.rename
+
+    def noted_flush(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        flush(descriptor)
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        if target.name == "step-00000007":
+            files = {path.relative_to(self) for path in self.rglob("*")}
+            named_after.append({self / path for path in files} - set(flushed))
+            flushed.clear()
+        return rename(self, target)
+
+    with CheckpointStore(tmp_path) as store:
+        monkeypatch.setattr(os, "fsync", noted_flush)
+        monkeypatch.setattr(Path, "rename", noted_rename)
+        save(store, 7)
+    assert named_after == [set()]  # nothing was left in memory
+    assert flushed == [tmp_path]  # nor is the name
+
+
 def test_leaving_the_store_waits_for_the_last_save(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(3, make_state(3), {})
@@ -148,6 +172,8 @@ def test_an_exception_of_the_callback_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="1"):
         store.wait()
     store.wait()
+    with pytest.raises(ZeroDivisionError, match="2"), CheckpointStore(tmp_path, on_durable=on_durable) as left:
+        left.save(2, make_state(2), {})
 
 
 @pytest.mark.parametrize("loop_state", [{"x": object()}, {"x": float("nan")}])
