@@ -20,9 +20,9 @@ class PublishConfig:
     Turns that run during a publish: `retract` computes their prefix anew by the new weights, so that every token is
     explained by exactly one version, and costs that prefill once; `in_place` goes on with the cache of the old weights,
     without that prefill, and leaves tokens that no single version explains; `abort` samples the turn again from its
-    beginning; `drain` first waits until they have ended. The pause is the same for all but `drain` (milliseconds, and
-    the transfer): the prefill is what `retract` costs more, and correct ratios are what it buys. See
-    benchmarks/publish.py.
+    beginning, and SGLang pauses a second longer for it; `drain` first waits until they have ended, for which all others
+    wait. `retract` and `in_place` pause equally long in benchmarks/publish.py (milliseconds, transfer and check): the
+    prefill is all that `retract` costs more, and correct ratios are what it buys.
     """
 
     transport: TransportName = "disk"
