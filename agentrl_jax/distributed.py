@@ -79,6 +79,21 @@ def detect(environment: Mapping[str, str]) -> ProcessGroup | None:
     return None
 
 
+_NUMBERED_BY = {
+    "SLURM": "SLURM_PROCID",
+    "Open MPI": "OMPI_COMM_WORLD_RANK",
+    "Kubernetes": "JOB_COMPLETION_INDEX",
+}
+
+
+def leads(config: ProcessGroupConfig, environment: Mapping[str, str]) -> bool:
+    """Whether this process will be the first, which is known before it joins; also where there is no group."""
+    if config.is_named:
+        return config.process_id == 0
+    group = detect(environment)
+    return group is None or environment.get(_NUMBERED_BY[group.named_by], "0") == "0"
+
+
 def join(config: ProcessGroupConfig) -> ProcessGroup | None:
     """Join the process group, if there is one, and return it. Call it before JAX has a device.
 

@@ -116,13 +116,18 @@ class TasksConfig(Protocol):
     def session_kinds(self, families: Iterable[EnvFamily]) -> dict[str, SessionKind]: ...
 
 
-def make_families(config: TasksConfig) -> tuple[EnvFamily, ...]:
-    """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing."""
+def make_families(config: TasksConfig, *, leads: bool = True) -> tuple[EnvFamily, ...]:
+    """The families that `--tasks` names. Raises ConfigError for an unknown name, or data that is missing.
+
+    leads: False in a process that follows another. Then those of remote workers are left out: only one process can be
+    the workers' controller, and the others play no episodes.
+    """
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
     registry = _registry()
-    remote = remote_families(config.remote, config.env_names, printer())
-    return tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in config.env_names)
+    names = [name for name in config.env_names if leads or not is_remote(name)]
+    remote = remote_families(config.remote, names, printer())
+    return tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in names)
 
 
 def env_sources(config: TasksConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:

@@ -1,5 +1,6 @@
 """Train an agent: `python -m launch.train`. See `--help`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 from agentrl_jax.algo.losses import make_loss
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.telemetry import check_installed
-from agentrl_jax.distributed import is_first
+from agentrl_jax.distributed import is_first, leads
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.follow import follow_training
@@ -49,7 +50,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
         check_model_folder(config.model)
     if config.telemetry:
         check_installed()
-    families = make_families(config)
+    families = make_families(config, leads=leads(config.runtime, os.environ))
     for family in families:
         if config.evaluation.num_tasks > family.num_tasks("eval"):
             raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from agentrl_jax.distributed import ProcessGroup, ProcessGroupConfig, detect, join
+from agentrl_jax.distributed import ProcessGroup, ProcessGroupConfig, detect, join, leads
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.sharding import local_rows, make_mesh, num_row_shares, parse_mesh
 from tests.two_processes import MESHES, learn
@@ -53,6 +53,23 @@ def test_half_a_group_is_refused(settings, message):
 )
 def test_who_is_started_together_is_told_by_the_environment(environment, group):
     assert detect(environment) == group
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ({}, {}, True),
+        ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}, {"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 1}, {}, False),
+        ({}, {"SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "0"}, True),
+        ({}, {"SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "1"}, False),
+        ({}, {"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "1"}, True),
+        ({}, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, False),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, False),
+    ],
+)
+def test_which_process_leads_is_known_before_it_joins(flags, environment, expected):
+    assert leads(ProcessGroupConfig(**flags), environment) is expected
 
 
 def test_a_process_alone_joins_nothing():
