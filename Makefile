@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
-FAST := not slow and not soak and not torch and not sglang and not agentrl and not mariadb and not docker and not bfcl and not chromium
+SLOW_WORKERS ?= 3
+FAST := not slow and not soak and not torch and not sglang and not agentrl and not mariadb and not docker and not bubblewrap and not bfcl and not chromium
 
-.PHONY: install check test test-services soak quickstart gpu-check clean
+.PHONY: install install-services check test test-services soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -34,19 +35,24 @@ check: $(STAMP)
 test: check
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
-# What needs more than the base installation or more than seconds: torch parity, real training runs.
-SERVICES := .venv-services/.installed
+# What needs more than the base installation or more than seconds: real training runs, real servers, torch parity.
+SERVICES := bubblewrap mariadb docker chromium bfcl agentrl sglang
+TORCH := .venv-services/.installed
 
-.venv-services/.installed: requirements/services.txt $(STAMP)
+$(TORCH): requirements/services.txt $(STAMP)
 	test -x .venv-services/bin/python || $(PYTHON) -m venv .venv-services
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/services.txt -r $(LOCK)
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-test-services: $(STAMP) $(SERVICES)
+install-services: $(TORCH)
+	set -e; for service in $(SERVICES); do tools/install_$$service.sh; done
+
+# Each service's tests share a worker, which starts its servers once; most of them wait more than they compute.
+test-services: install-services
+	$(PYTEST) -n $(SLOW_WORKERS) --dist loadgroup -m "not ($(FAST)) and not soak and not torch"
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
-	$(PYTEST) -m "slow and not soak"
 	tools/second_interpreter.sh
 
 # The claims of the README, in full. Takes a quarter of an hour.
@@ -62,4 +68,4 @@ gpu-check: $(STAMP)
 	$(BIN)/python -m launch.gpu_check $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-services .venv-newest .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-services .venv-newest .venv-sglang .venv-agentrl .venv-bfcl .venv-textworld .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -15,6 +15,19 @@ settings.register_profile("project", deadline=None, max_examples=25, derandomize
 settings.load_profile("project")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SERVICES = ("sglang", "agentrl", "docker", "mariadb", "bubblewrap", "bfcl", "chromium")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one service share a worker, which starts its servers once; they begin first, for they wait longest."""
+
+    def place(item: pytest.Item) -> int:
+        names = [name for name in SERVICES if item.get_closest_marker(name)]
+        if names:
+            item.add_marker(pytest.mark.xdist_group(names[0]))
+        return SERVICES.index(names[0]) if names else len(SERVICES)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
