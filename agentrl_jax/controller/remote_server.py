@@ -62,15 +62,21 @@ class ControllerServer:
         if received.startswith(_HTTP2):
             await serve_http2(stream, partial(self._serve_call, peer), received=received)
         elif received:
-            handler = partial(self._handle, peer)
-            await serve_connection(stream, handler=handler, limits=_LIMITS, explain=explain, received=received)
+            await serve_connection(
+                stream,
+                handler=self._handle,
+                limits=_LIMITS,
+                explain=explain,
+                refuse=partial(self._refusal, peer),
+                received=received,
+            )
         else:
             await trio.aclose_forcefully(stream)
 
-    async def _handle(self, peer: str, request: HttpRequest) -> Answer | EventStream:
-        if not self._access.admits(request.headers, peer):
-            await trio.lowlevel.checkpoint()
-            return _UNAUTHORIZED
+    def _refusal(self, peer: str, request: HttpRequest) -> Answer | None:
+        return None if self._access.admits(request.headers, peer) else _UNAUTHORIZED
+
+    async def _handle(self, request: HttpRequest) -> Answer | EventStream:
         if request.path.startswith(PREFIX + "/"):
             return await self._api.handle(request)
         return await self._pages.handle(request)

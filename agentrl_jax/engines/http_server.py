@@ -2,11 +2,13 @@
 
 Invariants:
 - A client that closes its connection cancels its request.
-- Nothing that a client sends takes more memory than the limits say, or ends the server.
+- Nothing that a client sends takes more memory than the limits say, or ends the server; of a client that is refused,
+  no more than 64 KiB are read.
+- A client that does not read its answer does not keep its connection.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -68,7 +70,7 @@ Handler = Callable[[HttpRequest], Awaitable[Answer | EventStream]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """max_header_bytes, max_body_bytes: larger requests are refused. idle_s: how long a connection may take for the
-    next request to be here in full."""
+    next request to be here in full, and for a piece of an answer to be read."""
 
     max_header_bytes: int = 32_768
     max_body_bytes: int = 64 << 20
@@ -103,12 +105,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+Refuse = Callable[[HttpRequest], Answer | None]
+"""What a request is answered instead of being handled, by all of it but its body; None: nothing, it is handled."""
+
+
 async def serve_http(
     handler: Handler,
     *,
     host: str,
     port: int,
     limits: ServerLimits,
+    refuse: Refuse = lambda request: None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer requests until cancelled; reports the port (the system's choice for port 0) once it listens.
@@ -120,7 +127,7 @@ async def serve_http(
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     task_status.started(listeners[0].socket.getsockname()[1])
-    await trio.serve_listeners(partial(serve_connection, handler=handler, limits=limits), listeners)
+    await trio.serve_listeners(partial(serve_connection, handler=handler, limits=limits, refuse=refuse), listeners)
 
 
 Explain = Callable[[HttpProblem], Answer]
@@ -132,13 +139,14 @@ async def serve_connection(
     handler: Handler,
     limits: ServerLimits,
     explain: Explain = problem_answer,
+    refuse: Refuse = lambda request: None,
     received: bytes = b"",
 ) -> None:
     """Answer the requests of one connection, one after the other, until either side ends it.
 
     explain: how refusals are worded. received: what has been read of the connection already.
     """
-    connection = _Connection(stream, limits, explain, received)
+    connection = _Connection(stream, limits, explain, refuse, received)
     try:
         while await connection.answer_one(handler):
             pass
@@ -148,11 +156,21 @@ async def serve_connection(
         await trio.aclose_forcefully(stream)
 
 
+class _RefusedError(Exception):
+    """A request is not handled. is_whole: all of it has been read, so that others may follow."""
+
+    def __init__(self, answer: Answer, *, is_whole: bool) -> None:
+        super().__init__("refused")
+        self.answer, self.is_whole = answer, is_whole
+
+
 class _Connection:
-    def __init__(self, stream: trio.abc.Stream, limits: ServerLimits, explain: Explain, received: bytes) -> None:
+    def __init__(
+        self, stream: trio.abc.Stream, limits: ServerLimits, explain: Explain, refuse: Refuse, received: bytes
+    ) -> None:
         self._stream = stream
         self._limits = limits
-        self._explain = explain
+        self._explain, self._refuse = explain, refuse
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
         if received:
             self._h11.receive_data(received)
@@ -168,17 +186,24 @@ class _Connection:
         except HttpProblem as problem:
             await self._send_answer(self._explain(problem), is_last=True)
             return False
+        except _RefusedError as refused:
+            await self._send_answer(refused.answer, is_last=not refused.is_whole)
+            return refused.is_whole and self._is_ready()
         except h11.RemoteProtocolError as error:
             broken = HttpProblem(error.error_status_hint, str(error))
             await self._send_answer(self._explain(broken), is_last=True)
             return False
-        if not await self._respond(request, handler) or self._h11.our_state is not h11.DONE:
+        return await self._respond(request, handler) and self._is_ready()
+
+    def _is_ready(self) -> bool:
+        if self._h11.our_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()
         return True
 
     async def _read_request(self) -> HttpRequest | None:
-        head: h11.Request | None = None
+        head: HttpRequest | None = None
+        refusal: Answer | None = None
         parts: list[bytes] = []
         num_bytes = 0
         while True:
@@ -188,20 +213,25 @@ class _Connection:
                     await self._send(h11.InformationalResponse(status_code=100, headers=[]))
                 self._h11.receive_data(bytes(await self._stream.receive_some(_CHUNK_BYTES)))
             elif isinstance(event, h11.Request):
-                head = event
+                head = _request(event)
+                refusal = self._refuse(head)
                 num_bytes = 0
-                self._check_size(_announced_bytes(event))
+                self._check_size(_announced_bytes(event), refusal)
             elif isinstance(event, h11.Data):
                 num_bytes += len(event.data)
-                self._check_size(num_bytes)
+                self._check_size(num_bytes, refusal)
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
-                return _request(head, b"".join(parts))
+                if refusal is not None:
+                    raise _RefusedError(refusal, is_whole=True)
+                return replace(head, body=b"".join(parts))
             else:  # closed between two requests
                 return None
 
-    def _check_size(self, num_bytes: int) -> None:
+    def _check_size(self, num_bytes: int, refusal: Answer | None) -> None:
+        if refusal is not None and num_bytes > _CHUNK_BYTES:
+            raise _RefusedError(refusal, is_whole=False)
         if num_bytes > self._limits.max_body_bytes:
             raise HttpProblem(413, f"a body may have {self._limits.max_body_bytes} bytes, got {num_bytes} or more")
 
@@ -257,14 +287,19 @@ class _Connection:
         await self._send(h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
-        await self._stream.send_all(b"".join(self._h11.send(event) or b"" for event in events))
+        data = b"".join(self._h11.send(event) or b"" for event in events)
+        with trio.move_on_after(self._limits.idle_s) as waiting:
+            await self._stream.send_all(data)
+        if waiting.cancelled_caught:
+            raise trio.BrokenResourceError(f"the client has read nothing for {self._limits.idle_s} s")
 
 
 def _announced_bytes(head: h11.Request) -> int:
     return next((int(value) for name, value in head.headers if name == b"content-length"), 0)
 
 
-def _request(head: h11.Request, body: bytes) -> HttpRequest:
+def _request(head: h11.Request) -> HttpRequest:
+    """All of it but its body."""
     try:
         target = urlsplit(head.target.decode("latin-1"))
     except ValueError as error:
@@ -274,5 +309,5 @@ def _request(head: h11.Request, body: bytes) -> HttpRequest:
         path=target.path,
         query={name: values[-1] for name, values in parse_qs(target.query).items()},
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers},
-        body=body,
+        body=b"",
     )

@@ -34,11 +34,15 @@ class HttpWorker:
     def __init__(self, api: WorkerApi, *, token: str | None = None) -> None:
         self._api, self._token = api, token
 
+    def refusal(self, request: HttpRequest) -> Answer | None:
+        """For `serve_http`: of a caller without the token nothing is read."""
+        if self._permitted(request) is not None:
+            return None
+        return _answer(Reply(status=401, body=dump({"detail": "this worker needs a token"})))
+
     async def handle(self, request: HttpRequest) -> Answer:
-        """For `serve_http`."""
-        path = self._permitted(request)
-        if path is None:
-            return _answer(Reply(status=401, body=dump({"detail": "this worker needs a token"})))
+        """For `serve_http`, of callers that are not refused."""
+        path = self._permitted(request) or ""
         endpoint = path.removeprefix(_PREFIX) if path.startswith(_PREFIX) else None
         if endpoint is None or not self._api.knows(endpoint):
             return _answer(Reply(status=404, body=dump({"detail": "Not Found"})))

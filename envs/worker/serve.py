@@ -87,7 +87,14 @@ async def _serve_http(
         links: list[HttpLink] = []
         api = WorkerApi(service, sessions, lambda session_id: links[0].notify(session_id))
         worker = HttpWorker(api, token=place.token)
-        listen = partial(serve_http, worker.handle, host=place.host, port=place.port, limits=ServerLimits())
+        listen = partial(
+            serve_http,
+            worker.handle,
+            host=place.host,
+            port=place.port,
+            limits=ServerLimits(),
+            refuse=worker.refusal,
+        )
         port: int = await nursery.start(listen)
         registration = Registration(
             name=service.name,

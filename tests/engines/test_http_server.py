@@ -176,3 +176,43 @@ async def test_an_address_that_is_taken(nursery: trio.Nursery) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         await serve(port=port)
     nursery.cancel_scope.cancel()
+
+
+def is_stranger(request: HttpRequest) -> Answer | None:
+    return None if request.headers.get("key") == "yes" else json_answer("who are you?", 401)
+
+
+POST = b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n"
+
+
+async def test_of_a_client_that_is_refused_little_is_read(nursery: trio.Nursery) -> None:
+    limits = ServerLimits(max_body_bytes=1 << 20)
+    client, theirs = memory_stream_pair()
+    serve = partial(serve_connection, theirs, handler=echo, limits=limits, refuse=is_stranger)
+    nursery.start_soon(serve)
+    # A small body is read, so that the connection stays; the answer is not the handler's.
+    for _ in range(2):
+        assert (await talk(client, POST % 3 + b"\r\nabc")).endswith(b'"who are you?"')
+    assert (await talk(client, POST % 3 + b"key: yes\r\n\r\nabc")).endswith(b"{},3]")
+    answer = await talk(client, POST % (1 << 19) + b"\r\n")  # not awaited
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"connection: close" in answer
+    assert await client.receive_some() == b""
+
+
+async def test_a_chunked_body_of_a_client_that_is_refused_is_not_gathered(nursery: trio.Nursery) -> None:
+    client, theirs = memory_stream_pair()
+    limits = ServerLimits(max_body_bytes=1 << 20)
+    nursery.start_soon(partial(serve_connection, theirs, handler=echo, limits=limits, refuse=is_stranger))
+    await client.send_all(b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+    assert (await talk(client, b"20000\r\n" + b"x" * 0x12000)).startswith(b"HTTP/1.1 401 ")
+    assert await client.receive_some() == b""
+
+
+async def test_a_client_that_does_not_read_its_answer_is_left(autojump_clock: MockClock) -> None:
+    client, theirs = memory_stream_pair()
+    theirs.send_stream.send_all_hook = trio.sleep_forever  # its buffers are full
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(serve_connection, theirs, handler=echo, limits=LIMITS))
+        await client.send_all(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+    assert trio.current_time() == pytest.approx(30)
