@@ -180,7 +180,7 @@ class _Run:
             self.saved_step = self.step
 
     def _save_model(self) -> None:
-        self.policy.save(self.learner.host_params(), self.run_log.model_folder)
+        self.policy.save(self.learner.params, self.run_log.model_folder)
 
     def _policy(self, data: SftData) -> Policy:
         if self.begun_at is not None:
@@ -201,7 +201,7 @@ class _Run:
         if self.begun_at is None or not self.config.lora.is_on:
             params = self.policy.load_params(mesh)
         else:
-            params = load_pretrained(reference)[1]
+            params = load_pretrained(reference, mesh=mesh)[1]
         if self.begun_at is None and self.config.lora.is_on:
             save_pretrained(params, model, reference)
         learner = Learner(model, settings, loss, mesh, params, lora=self.config.lora)
