@@ -39,7 +39,8 @@ def prefill_chunk(
     """
     columns = jnp.arange(ids.shape[1])
     causal = (columns[None, :] <= columns[:, None])[None]
-    rope = rope_of(model, starts[:, None] + columns)
+    # What a loop returns is computed once; else XLA would compute the angles anew in each layer, for each head.
+    rope = jax.lax.map(lambda positions: rope_of(model, positions), starts[:, None] + columns)
     readable = jnp.minimum(slots, caches[0].keys.shape[0] - 1)
     x = embed(params, ids, caches[0].keys.dtype)
     added = []
@@ -73,10 +74,14 @@ def decode_block(
     """
     num_slots = tokens.shape[0]
     nothing = init_caches(model, num_slots, num_steps, caches[0].keys.dtype)
+    steps = jnp.arange(num_steps)
+    uniforms = jax.vmap(lambda index: draw_uniforms(draws.seeds, draws.indices + index))(steps)
+    ropes = rope_of(model, (starts + steps[:, None])[..., None])
 
-    def step(carry: tuple[Array, Caches], index: Array) -> tuple[tuple[Array, Caches], tuple[Array, Array]]:
-        token, block = carry
-        rope = rope_of(model, (starts + index)[:, None])
+    def step(
+        carry: tuple[Array, Caches], given: tuple[Array, Array, Rope]
+    ) -> tuple[tuple[Array, Caches], tuple[Array, Array]]:
+        (token, block), (index, uniform, rope) = carry, given
         seen = (jnp.arange(num_steps) <= index)[None, None]
         x = embed(params, token[:, None], nothing[0].keys.dtype)
         grown = []
@@ -90,12 +95,10 @@ def decode_block(
             x = _finish_layer(layer, x, merge(held, _attend_fresh(q, added, seen)), model)
             grown.append(added)
         logits = ban(_logits(params, x[:, 0], model), banned_ids)
-        token, logprob = sample(logits, uniforms[index], draws.temperatures, draws.truncations)
+        token, logprob = sample(logits, uniform, draws.temperatures, draws.truncations)
         return (token, tuple(grown)), (token, logprob)
 
-    steps = jnp.arange(num_steps)
-    uniforms = jax.vmap(lambda index: draw_uniforms(draws.seeds, draws.indices + index))(steps)
-    (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), steps)
+    (_, block), (sampled, logprobs) = jax.lax.scan(step, (tokens, nothing), (steps, uniforms, ropes))
     counts = jnp.full_like(starts, num_steps)
     return write_columns(caches, block, jnp.arange(num_slots), starts, counts), sampled, logprobs
 
