@@ -1,6 +1,7 @@
 """The worker over gRPC: it dials out to its controller, which asks through the stream; nothing listens here."""
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,14 +30,13 @@ _log = logging.getLogger(__name__)
 
 _REDIAL_S = 1.0
 _CONNECT_S = 10.0
-_MAX_UNSENT = 10_000
-"""Envelopes that wait for a stream. Answers of a stream that broke are dropped: the controller asks anew."""
 
 
 class GrpcLink:
     """One controller at `grpc://host:port`, dialled again whenever the stream ends.
 
-    A notice that cannot be sent waits for the next stream. Heartbeats do not: each stream begins with one.
+    An answer or a notice that cannot be sent waits for the next stream: the controller asks nothing twice. Heartbeats
+    do not: each stream begins with one.
     """
 
     def __init__(self, url: str, *, token: str | None, name: str, concurrency: int, indices: Sequence[Index]) -> None:
@@ -46,14 +46,13 @@ class GrpcLink:
         self._host, self._port = parts.hostname, parts.port or 5020
         self._token, self._worker_id = token, str(uuid4())
         self._name, self._concurrency, self._indices = name, concurrency, indices
-        self._notices: list[int] = []
-        self._has_notices = trio.Event()
+        self._outbox: deque[bytes] = deque()
+        self._filled = trio.Event()
         self._problem = ""
 
     async def notify(self, session_id: int) -> None:
         """Say, now or on the next stream, that a session cancelled with notice has ended."""
-        self._notices.append(session_id)
-        self._has_notices.set()
+        self._put(cancel_notice_envelope(str(uuid4()), session_id))
         await trio.lowlevel.checkpoint()
 
     async def retire(self) -> None:
@@ -62,13 +61,14 @@ class GrpcLink:
 
     async def serve_forever(self, api: WorkerApi) -> None:
         """Dial, and answer what the controller asks, until cancelled."""
-        while True:
-            try:
-                await self._serve_stream(api)
-                self._tell("it ended the stream")
-            except* (OSError, trio.TooSlowError, GrpcError, RecordError) as errors:
-                self._tell(str(_first(errors)) or type(_first(errors)).__name__)
-            await trio.sleep(_REDIAL_S)
+        async with trio.open_nursery() as answers:
+            while True:
+                try:
+                    await self._serve_stream(api, answers)
+                    self._tell("it ended the stream")
+                except* (OSError, trio.TooSlowError, GrpcError, RecordError) as errors:
+                    self._tell(str(_first(errors)) or type(_first(errors)).__name__)
+                await trio.sleep(_REDIAL_S)
 
     def _tell(self, problem: str) -> None:
         """Log what is new."""
@@ -76,55 +76,52 @@ class GrpcLink:
             _log.warning("controller %s:%s: %s", self._host, self._port, problem)
         self._problem = problem
 
-    async def _serve_stream(self, api: WorkerApi) -> None:
+    def _put(self, envelope: bytes) -> None:
+        self._outbox.append(envelope)
+        self._filled.set()
+
+    async def _serve_stream(self, api: WorkerApi, answers: trio.Nursery) -> None:
         with trio.fail_after(_CONNECT_S):
             stream = await trio.open_tcp_stream(self._host, self._port)
         authority = f"{self._host}:{self._port}"
         async with open_grpc_call(stream, STREAM_PATH, authority=authority, token=self._token) as call:
             _log.info("connected to controller %s:%s", self._host, self._port)
             self._problem = ""
-            sender, receiver = trio.open_memory_channel[bytes](_MAX_UNSENT)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_send_all, call, receiver)
-                nursery.start_soon(self._beat, sender)
-                nursery.start_soon(self._send_notices, sender)
+                await nursery.start(self._beat, call)
+                nursery.start_soon(self._send_all, call)
                 while (data := await call.receive(max_bytes=MAX_MESSAGE_BYTES)) is not None:
                     envelope = parse_envelope(data)
                     if envelope.type == REQUEST and envelope.HasField("worker_request"):
-                        nursery.start_soon(_answer, api, envelope, sender)
+                        answers.start_soon(self._answer, api, envelope)
                 nursery.cancel_scope.cancel()
 
-    async def _beat(self, sender: trio.MemorySendChannel[bytes]) -> None:
+    async def _beat(self, call: GrpcStream, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         while True:
             beat = heartbeat_envelope(
                 str(uuid4()), self._worker_id, self._name, concurrency=self._concurrency, indices=self._indices
             )
-            await sender.send(beat)
+            await call.send(beat)
+            task_status.started()
             await trio.sleep(HEARTBEAT_S)
 
-    async def _send_notices(self, sender: trio.MemorySendChannel[bytes]) -> None:
+    async def _send_all(self, call: GrpcStream) -> None:
         while True:
-            while self._notices:
-                await sender.send(cancel_notice_envelope(str(uuid4()), self._notices[0]))
-                del self._notices[0]
-            self._has_notices = trio.Event()
-            await self._has_notices.wait()
+            while self._outbox:
+                await call.send(self._outbox[0])  # what breaks off comes whole on the next stream
+                self._outbox.popleft()
+            self._filled = trio.Event()
+            await self._filled.wait()
 
-
-async def _send_all(call: GrpcStream, receiver: trio.MemoryReceiveChannel[bytes]) -> None:
-    async for envelope in receiver:
-        await call.send(envelope)
-
-
-async def _answer(api: WorkerApi, envelope: Any, sender: trio.MemorySendChannel[bytes]) -> None:
-    reply = await api.call(envelope.worker_request.endpoint, envelope.worker_request.json)
-    if reply.status == 200:
-        answer = response_envelope(envelope.id, 200, body=reply.body)
-    else:
-        detail = msgspec.json.decode(reply.body)["detail"]
-        text = detail if isinstance(detail, str) else dump(detail).decode()
-        answer = response_envelope(envelope.id, reply.status, message=text)
-    await sender.send(answer)
+    async def _answer(self, api: WorkerApi, envelope: Any) -> None:
+        reply = await api.call(envelope.worker_request.endpoint, envelope.worker_request.json)
+        if reply.status == 200:
+            answer = response_envelope(envelope.id, 200, body=reply.body)
+        else:
+            detail = msgspec.json.decode(reply.body)["detail"]
+            text = detail if isinstance(detail, str) else dump(detail).decode()
+            answer = response_envelope(envelope.id, reply.status, message=text)
+        self._put(answer)
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> BaseException:

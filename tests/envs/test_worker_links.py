@@ -17,6 +17,7 @@ from agentrl_jax.controller.wire_http2 import serve_http2
 from agentrl_jax.controller.wire_proto import (
     HEARTBEAT,
     REQUEST,
+    RESPONSE,
     STREAM_PATH,
     heartbeat_indices,
     parse_envelope,
@@ -211,8 +212,8 @@ async def open_stream_controller():
 
 
 @asynccontextmanager
-async def open_dialled(stream):
-    family = ScriptedFamily(script=EnvScript(rewards=(0.0, 1.0)))
+async def open_dialled(stream, step_s=0.0):
+    family = ScriptedFamily(script=EnvScript(rewards=(0.0, 1.0), step_s=step_s))
     factories = {family.name: scripted_sessions(family.script, SessionLog())}
     stop = trio.Event()
     async with open_session_host(factories, HostConfig()) as host, trio.open_nursery() as nursery:
@@ -254,6 +255,20 @@ async def test_a_broken_stream_is_dialled_again_with_its_sessions_and_notices():
         assert await stream.ask("cancel_with_notice", {"session_id": 9}) == (200, {"session_id": 9})
         notice = await stream.receive()
         assert (notice.type, notice.session_cancel_notice.session_id) == (REQUEST, 9)
+
+
+async def test_an_answer_outlives_the_stream_on_which_it_was_asked_for():
+    async with open_stream_controller() as stream, open_dialled(stream, step_s=0.5):
+        await stream.receive()
+        await stream.ask("start_sample", {"index": 0, "session_id": 9})
+        body = {"session_id": 9, "messages": [{"role": "assistant", "content": "x"}]}
+        await stream.calls[-1].send(request_envelope("late", "interact", json.dumps(body).encode()))
+        opened = stream.opened
+        stream.over.set()
+        await opened.wait()
+        beat, answer = await stream.receive(), await stream.receive()
+        assert (beat.type, answer.type, answer.id, answer.worker_response.code) == (HEARTBEAT, RESPONSE, "late", 200)
+        assert json.loads(answer.worker_response.json)["env_out"]["status"] == "running"
 
 
 @pytest.mark.parametrize(
