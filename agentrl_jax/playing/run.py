@@ -66,20 +66,26 @@ async def evaluate(
         say(f"{len(wanted) - len(todo)} of {len(wanted)} episodes are there already, {len(todo)} are to be played")
     progress = _Progress(todo, say, max_failures)
     slots = trio.Semaphore(max_concurrent)
+    reasons: list[ConfigError | NoProgressError] = []
 
     async def play(job: Job) -> None:
         try:
             record = await play_episode(job.mixture, job.task, job.sample, setups[job.task.env])
+            store.add(record)
+            progress.ended(record)
+        except (ConfigError, NoProgressError) as reason:  # the first one says it; others come at the same moment
+            reasons.append(reason)
+            nursery.cancel_scope.cancel()
         finally:
             slots.release()
-        store.add(record)
-        progress.ended(record)
 
     with unwrapped_errors():
         async with trio.open_nursery() as nursery:
             for job in todo:
                 await slots.acquire()
                 nursery.start_soon(play, job)
+    if reasons:
+        raise reasons[0]
     return [store.episodes[job.key] for job in wanted]
 
 
