@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.engines.served_generation import ServedModel
@@ -13,8 +14,9 @@ from agentrl_jax.engines.sglang import SGLangEngine
 from agentrl_jax.engines.weight_folder import tensor_shapes
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.testing.engine import FakeEngine
+from agentrl_jax.types import Completion, SamplingParams
 from launch.engine import weights_loader
-from tests.engines.contract import EngineContract
+from tests.engines.contract import PROMPT, EngineContract
 from tests.engines.pause_contract import PauseContract
 from tests.engines.restart_contract import RestartContract
 from tests.engines.served_engines import Host, fake_weights, open_served
@@ -30,7 +32,25 @@ Served = tuple[SGLangEngine, Host]
 Restart = Callable[[], Awaitable[None]]
 
 
-class TestFakeEngineOverHttp(PauseContract, RestartContract, EngineContract):
+class Unwatched:
+    """Turns that are said to have begun ever later: now and then it is true."""
+
+    num_checkpoints = 1
+
+    async def generate_watched(self, engine: Engine, params: SamplingParams, has_begun: trio.Event) -> Completion:
+        async def begin() -> None:
+            self.num_checkpoints = self.num_checkpoints % 4096 * 2
+            for _ in range(self.num_checkpoints):
+                await trio.lowlevel.checkpoint()
+            has_begun.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin)
+            return await engine.generate(PROMPT, params, session="s")
+        raise AssertionError("a nursery without exceptions swallows none")
+
+
+class TestFakeEngineOverHttp(Unwatched, PauseContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
@@ -58,7 +78,7 @@ class TestFakeEngineOverHttp(PauseContract, RestartContract, EngineContract):
         return fake_weights(self.folder, 1, w=np.ones((3, 2), np.float32))
 
 
-class TestLocalEngineOverHttp(PauseContract, RestartContract, EngineContract):
+class TestLocalEngineOverHttp(Unwatched, PauseContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
