@@ -82,6 +82,9 @@ class EvaluateConfig:
     """Named data set that the held-out tasks are, by environment, such as `alfworld valid_unseen`"""
     upstream_compat: bool = False
     """Let environments reproduce the faults of the published ones too"""
+    sandbox: str | None = None
+    """What runs the programs that the policy writes: bubblewrap, bubblewrap:FOLDER (a root file system), docker, or
+    docker:URL (default: this machine's Docker engine if it has the images, else bubblewrap)"""
     seed: int = 0
     """Everything random is derived from it; the tasks of a run are those of its seed"""
     temperature: float = 0.8
@@ -193,29 +196,25 @@ def parse_evaluation(arguments: Sequence[str] | None, *, program: str) -> Evalua
     run_dir = _run_of(start.model[0]) if start.model else None
     if run_dir is None:
         return parse(EvaluateConfig, given, program=program)
-    default = replace(_defaults_of(read_config(TrainConfig, run_dir, flag="--model ")), model=(run_dir,))
-    return replace_models(tyro.cli(EvaluateConfig, args=given, prog=f"python -m {program}", default=default), start)
-
-
-def replace_models(config: EvaluateConfig, start: _Start) -> EvaluateConfig:
-    """The settings with the models that were given: the default's is in front of them otherwise."""
-    return replace(config, model=start.model)
+    default = _defaults_of(read_config(TrainConfig, run_dir, flag="--model "), start.model)
+    config = tyro.cli(EvaluateConfig, args=given, prog=f"python -m {program}", default=default)
+    return replace(config, model=start.model)  # without the default's in front of them
 
 
 def _run_of(model: Path) -> Path | None:
     return model if is_run(model) else checkpoint_run(model)
 
 
-def _defaults_of(run: TrainConfig) -> EvaluateConfig:
+def _defaults_of(run: TrainConfig, models: tuple[Path, ...]) -> EvaluateConfig:
     assert run.max_context_tokens is not None
     return EvaluateConfig(
-        expert=False,
-        model=(Path(),),
+        model=models,
         tasks=run.tasks,
         data=run.data,
         level=run.level,
         eval_set=run.eval_set,
         upstream_compat=run.upstream_compat,
+        sandbox=run.sandbox,
         seed=run.seed,
         temperature=run.temperature,
         max_turns=run.max_turns,

@@ -1,32 +1,13 @@
-"""Results in agentrl-eval's own files, read by the stock package itself."""
+"""Results in agentrl-eval's own files; tests/agentrl reads them by the stock package."""
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from agentrl_jax.env import Message
 from agentrl_jax.playing.agentrl_files import write_agentrl_files
 from agentrl_jax.types import EpisodeEnd
 from tests.playing.world import act, record
-
-READ = """
-import asyncio, json, sys
-from pathlib import Path
-from agentrl.eval.session.metric import Metric
-from agentrl.eval.session.types import MetricType
-from agentrl.eval.store.store import ResultStore
-
-async def main():
-    store = ResultStore(Path(sys.argv[1]), resume=True)
-    done = await store.completed()
-    metrics = await store.metrics(Metric(MetricType.SUCCESS_RATE))
-    print(json.dumps([len(store.results), sorted(done), [m.model_dump() for m in metrics]]))
-
-asyncio.run(main())
-"""
 
 
 def test_rows_and_conversations(tmp_path: Path) -> None:
@@ -61,18 +42,3 @@ def test_rows_and_conversations(tmp_path: Path) -> None:
     assert [message["role"] for message in trace] == ["user", "assistant", "tool"]
     assert trace[1]["tool_calls"][0]["function"] == {"name": "act", "arguments": '{"at": "x"}'}
     assert trace[2]["tool_call_id"] == trace[1]["tool_calls"][0]["id"]
-
-
-@pytest.mark.agentrl
-def test_the_stock_package_reads_them(tmp_path: Path) -> None:
-    python = Path(__file__).resolve().parents[2] / ".venv-agentrl" / "bin" / "python"
-    if not python.is_file():
-        pytest.skip("tools/install_agentrl.sh has not been run")
-    episodes = [record(solved=bool(index), index=index, sample=s) for index in range(2) for s in range(2)]
-    write_agentrl_files([*episodes, record(None, index=2)], tmp_path)
-    done = subprocess.run([python, "-c", READ, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    num_rows, finished, (found,) = json.loads(done.stdout)
-    assert num_rows == 5
-    assert finished == ["m:a:0:0", "m:a:0:1", "m:a:1:0", "m:a:1:1"]
-    assert (found["model"], found["task"], found["valid"], found["avg"]) == ("m", "a", 4, 0.5)
