@@ -51,6 +51,9 @@ class TrainConfig:
     """Named data set that the held-out tasks are, by environment, such as `alfworld valid_unseen`"""
     upstream_compat: bool = False
     """Let environments reproduce the faults of the published ones too, to compare with published results"""
+    sandbox: str | None = None
+    """What runs the programs that the policy writes: bubblewrap, bubblewrap:FOLDER (a root file system), docker, or
+    docker:URL (default: this machine's Docker engine if it has the images, else bubblewrap)"""
     limit: int | None = None
     """Train on at most so many tasks of each environment, the first ones (default: all of them)"""
     model: Path | None = None

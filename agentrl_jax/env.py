@@ -6,7 +6,7 @@ answers with messages. A family is a data set of tasks together with the way to 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -197,6 +197,7 @@ class FamilyOptions:
 
     upstream_compat: reproduce the published environments' faults too, to compare with published results.
     eval_set: the named data set that the eval split is; None: the family's choice. No task of it is in training.
+    sandbox: what runs the policy's programs, for a family that needs it (see `envs.sandbox.shared`); None: its choice.
     """
 
     seed: int = 0
@@ -204,6 +205,13 @@ class FamilyOptions:
     level: int = 1
     upstream_compat: bool = False
     eval_set: str | None = None
+    sandbox: str | None = None
+
+
+def check_sandbox(sandbox: str | None, families: Iterable[EnvFamily]) -> None:
+    """Raises ConfigError for a choice of sandbox that no family needs."""
+    if sandbox is not None and not any(traits_of(family).needs_sandbox for family in families):
+        raise ConfigError("--sandbox has no effect: none of the environments runs what a policy writes; leave it out")
 
 
 FamilyFactory = Callable[[FamilyOptions], EnvFamily]

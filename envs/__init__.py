@@ -13,5 +13,6 @@ def register_all(registry: EnvRegistry) -> None:
     registry.register("dbbench", "envs.dbbench:family")
     registry.register("kg", "envs.knowledge_graph:family")
     registry.register("knowledgegraph", "envs.kg_tools:family")
+    registry.register("os_interaction", "envs.os_interaction:family")
     registry.register("webshop", "envs.webshop:family")
     registry.register_installed()

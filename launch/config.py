@@ -12,7 +12,7 @@ from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.controller.remote_config import RemoteTasks
-from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions, SessionKind
+from agentrl_jax.env import EnvFamily, EnvRegistry, EnvSource, FamilyOptions, SessionKind, check_sandbox
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.saved_config import read_config
 from envs import register_all
@@ -112,6 +112,8 @@ class TasksConfig(Protocol):
     @property
     def upstream_compat(self) -> bool: ...
     @property
+    def sandbox(self) -> str | None: ...
+    @property
     def remote(self) -> RemoteTasks: ...
     def session_kinds(self, families: Iterable[EnvFamily]) -> dict[str, SessionKind]: ...
 
@@ -127,7 +129,9 @@ def make_families(config: TasksConfig, *, leads: bool = True) -> tuple[EnvFamily
     registry = _registry()
     names = [name for name in config.env_names if leads or not is_remote(name)]
     remote = remote_families(config.remote, names, printer())
-    return tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in names)
+    families = tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in names)
+    check_sandbox(config.sandbox, families)
+    return families
 
 
 def env_sources(config: TasksConfig, families: Iterable[EnvFamily]) -> dict[str, EnvSource]:
@@ -155,4 +159,5 @@ def _options(config: TasksConfig, name: str) -> FamilyOptions:
         level=config.level,
         upstream_compat=config.upstream_compat,
         eval_set=config.eval_set.get(name),
+        sandbox=config.sandbox,
     )

@@ -17,7 +17,7 @@ from agentrl_jax.controller.hosted_sessions import HostConfig, open_session_host
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.engines.http_server import check_bind
-from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions, SessionKind, traits_of
+from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions, SessionKind, check_sandbox, traits_of
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.types import Split
 from envs import register_all
@@ -29,7 +29,7 @@ from launch.command import parse, printer, refuse
 
 PROGRAM = "launch.worker"
 
-_ENV_ONLY = ("name", "split", "level", "seed", "data", "max_turns", "concurrency", "upstream_compat")
+_ENV_ONLY = ("name", "split", "level", "seed", "data", "max_turns", "concurrency", "upstream_compat", "sandbox")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,9 @@ class WorkerConfig:
     environment declares; task classes on threads, as in AgentRL's own worker)"""
     upstream_compat: bool = False
     """Reproduce the faults of the published environments too"""
+    sandbox: str | None = None
+    """What runs the programs that the policy writes: bubblewrap, bubblewrap:FOLDER (a root file system), docker, or
+    docker:URL (default: this machine's Docker engine if it has the images, else bubblewrap)"""
     call_deadline_s: float = 600.0
     """A start or turn that takes longer ends its session"""
     idle_expiry_s: float = 1320.0
@@ -125,6 +128,7 @@ class WorkerConfig:
             level=self.level,
             upstream_compat=self.upstream_compat,
             eval_set=self.split if self.split not in ("train", "eval") else None,
+            sandbox=self.sandbox,
         )
 
     @property
@@ -174,7 +178,9 @@ async def _run(
 
 def make_family(config: WorkerConfig) -> EnvFamily:
     """The family that `config` names. Raises ConfigError."""
-    return _registry().make(config.task, config.options)
+    family = _registry().make(config.task, config.options)
+    check_sandbox(config.sandbox, [family])
+    return family
 
 
 def _registry() -> EnvRegistry:

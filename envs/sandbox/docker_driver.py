@@ -1,0 +1,296 @@
+"""Sandboxes that are containers of a Docker engine, some of them started ahead."""
+
+import io
+import json
+import queue
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from docker.api import APIClient
+from docker.errors import ImageNotFound
+
+from agentrl_jax.errors import ConfigError
+from envs.sandbox import docker_engine, docker_restore
+from envs.sandbox.docker_engine import engine_errors
+from envs.sandbox.docker_janitor import COMMAND
+from envs.sandbox.docker_stream import DockerStream
+from envs.sandbox.protocol import (
+    HOME,
+    MAX_ARGUMENT_BYTES,
+    Limits,
+    Ran,
+    SandboxGone,
+    SandboxLost,
+    clean_environment,
+)
+from envs.sandbox.shell import ARGV, OUT_OF_TIME, TOO_MUCH, Shell
+from envs.sandbox.streams import Kept
+
+NUM_WARM = 4
+"""Containers of an image that are kept ready, once one of it has been asked for."""
+
+# Nothing is said before the stream is listened to; then the process id is.
+_LAUNCH = 'read -r _; echo $$; exec "$@" </dev/null'
+_LAUNCH_SHELL = 'read -r _; echo $$; exec "$@"'
+_START_S = 30.0
+_KILL_TREE = (
+    "end() { kill -STOP $1; for f in /proc/$1/task/*/children; do for c in $(<$f); do end $c; done; done; "
+    'kill -KILL $1; } 2>/dev/null; end "$1"'
+)
+_FREEZE = "kill -STOP -1"
+
+
+class DockerDriver:
+    """Implements `envs.sandbox.protocol.Driver`.
+
+    url: of the engine; None: as the environment says. Containers of it are removed at the end, and by a janitor if this
+    process is killed. Raises ConfigError if no engine answers, or it lacks the default image.
+    """
+
+    name = "docker"
+
+    def __init__(self, url: str | None = None, *, num_warm: int = NUM_WARM) -> None:
+        self._num_warm = num_warm
+        self._local = threading.local()
+        self._mark = docker_engine.new_mark()
+        self._url = url
+        try:
+            self._base_url = str(self.api.base_url)
+            docker_engine.sweep(self.api)
+            check_image(self.api, "default")
+        except SandboxLost as error:
+            raise ConfigError(f"sandboxes of docker need an engine that answers: {error}") from error
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, json.dumps(sys.path), url or "", self._mark],
+            stdin=subprocess.PIPE,
+        )
+        self._lock = threading.Lock()
+        self._warm: dict[tuple[str, Limits], queue.SimpleQueue[str]] = {}
+        self._pristine: dict[str, str] = {}
+        self._orders: queue.SimpleQueue[tuple[str, Limits] | None] = queue.SimpleQueue()
+        self._is_open = True
+        self._filler = threading.Thread(target=self._fill, daemon=True, name="warm containers")
+        self._filler.start()
+
+    @property
+    def api(self) -> APIClient:
+        """This thread's own: the SDK's sessions are not made to be shared."""
+        api: APIClient | None = getattr(self._local, "api", None)
+        if api is None:
+            api = self._local.api = docker_engine.connect(self._url)
+        return api
+
+    def open(self, image: str, limits: Limits) -> "DockerSandbox":
+        key = (image, limits)
+        with self._lock:
+            if key not in self._warm:
+                check_image(self.api, image)
+                self._warm[key] = queue.SimpleQueue()
+                for _ in range(self._num_warm):
+                    self._orders.put(key)
+            warm = self._warm[key]
+        try:
+            container = warm.get_nowait()
+            self._orders.put(key)
+        except queue.Empty:
+            container = docker_engine.create(self.api, image, limits, self._mark)
+        return DockerSandbox(self, image, container)
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._orders.put(None)
+        self._filler.join()
+        # The janitor would do the same, later.
+        for container, _ in docker_engine.marked(self.api, self._mark):
+            docker_engine.remove(self.api, container)
+        assert self._janitor.stdin is not None
+        self._janitor.kill()
+        self._janitor.stdin.close()
+        self._janitor.wait()
+        self.api.close()
+
+    def pristine(self, image: str) -> str:
+        """A container of the image that never runs."""
+        with self._lock:
+            if image not in self._pristine:
+                self._pristine[image] = docker_engine.create_stopped(self.api, image, self._mark)
+            return self._pristine[image]
+
+    def _fill(self) -> None:
+        """Start containers ahead, for as long as the engine lets us: without them, opening one takes longer."""
+        try:
+            while (key := self._orders.get()) is not None and self._is_open:
+                image, limits = key
+                try:
+                    self._warm[key].put(docker_engine.create(self.api, image, limits, self._mark))
+                except SandboxLost:
+                    continue
+        finally:
+            self.api.close()
+
+
+class DockerSandbox:
+    """Implements `envs.sandbox.protocol.Sandbox`."""
+
+    def __init__(self, driver: DockerDriver, image: str, container: str) -> None:
+        self._driver = driver
+        self._image = image
+        self._container = container
+        self._shell: Shell | None = None
+        self._shell_process = 0
+        self._known: frozenset[str] = frozenset()
+        self._is_open = True
+
+    def run(self, command: str, *, timeout_s: float) -> Ran:
+        if self._shell is None:
+            self._shell = self._new_shell()
+        ran = self._shell.run(command, timeout_s)
+        if not self._shell.is_alive:
+            self._shell.close()
+            self._shell = None
+            self._kill_tree(self._shell_process)
+            self._shell = self._new_shell()
+        return ran
+
+    def execute(
+        self, argv: Sequence[str], *, timeout_s: float, is_trusted: bool = False, keeps_errors: bool = True
+    ) -> Ran:
+        if any(len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES for word in argv):
+            raise SandboxGone("an argument is too long for a program")
+        if is_trusted:
+            self._put_back()
+        stream, process, rest = self._start(_LAUNCH, argv, is_trusted=is_trusted, keeps_errors=keeps_errors)
+        deadline = time.monotonic() + timeout_s
+        kept = Kept()
+        kept.add(rest)
+        stopped = None
+        try:
+            while data := stream.read(deadline):
+                kept.add(data)
+                if kept.is_flood:
+                    break
+            if data is None or kept.is_flood:
+                stopped = TOO_MUCH if kept.is_flood else OUT_OF_TIME
+                self._kill_tree(process)
+            with engine_errors(is_inside=True):
+                code = None if stopped else stream.exit_code()
+        finally:
+            stream.close()
+        return Ran(output=bytes(kept.start), num_bytes=kept.num_bytes, exit_code=code, stopped=stopped)
+
+    def put(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for path, content in files.items():
+                info = tarfile.TarInfo(path.lstrip("/"))
+                info.size, info.mode, info.mtime = len(content), mode, int(time.time())
+                tar.addfile(info, io.BytesIO(content))
+        with engine_errors(is_inside=True):
+            self._driver.api.put_archive(self._container, "/", buffer.getvalue())
+
+    def seal(self) -> None:
+        with engine_errors(is_inside=True):
+            self._known = docker_restore.changed(self._driver.api, self._container)
+
+    def freeze(self) -> None:
+        self._put_back()
+        self._control(_FREEZE)
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._shell is not None:
+            self._shell.close()
+        docker_engine.remove(self._driver.api, self._container)
+
+    def _put_back(self) -> None:
+        api = self._driver.api
+        with engine_errors(is_inside=True):
+            changed = docker_restore.changed(api, self._container) - self._known
+            if changed:
+                docker_restore.put_back(api, self._container, changed, lambda: self._driver.pristine(self._image))
+
+    def _start(
+        self, launch: str, argv: Sequence[str], *, is_trusted: bool = False, keeps_errors: bool = True
+    ) -> tuple[DockerStream, int, bytes]:
+        """A program's stream, its process id in the container, and what it has said already."""
+        api = self._driver.api
+        with engine_errors(is_inside=True):
+            execution = api.exec_create(
+                self._container,
+                ["/bin/bash", "--noprofile", "--norc", "-c", launch, "bash", *argv],
+                stdin=True,
+                environment=clean_environment(is_trusted=is_trusted),
+                workdir=HOME,
+            )["Id"]
+            stream = DockerStream(api, execution, keeps_errors=keeps_errors)
+        try:
+            stream.write(b"\n")
+            said = b""
+            while b"\n" not in said:
+                data = stream.read(time.monotonic() + _START_S)
+                if not data:
+                    raise SandboxGone(f"no program starts: {said.decode(errors='replace')}")
+                said += data
+            number, _, rest = said.partition(b"\n")
+            return stream, int(number), rest
+        except (OSError, ValueError) as error:
+            stream.close()
+            raise SandboxGone(f"no program starts: {error}") from error
+        except BaseException:
+            stream.close()
+            raise
+
+    def _new_shell(self) -> Shell:
+        stream, self._shell_process, _ = self._start(_LAUNCH_SHELL, ARGV)
+        process = self._shell_process
+        try:
+            return Shell(stream, lambda: self._control(f"kill -INT -- -{process}"))
+        except BaseException:
+            stream.close()
+            raise
+
+    def _kill_tree(self, process: int) -> None:
+        self._control(_KILL_TREE, str(process))
+
+    def _control(self, script: str, *arguments: str) -> None:
+        stream, _, _ = self._start(_LAUNCH, ("/bin/bash", "-c", script, "bash", *arguments))
+        try:
+            while stream.read(time.monotonic() + _START_S):
+                pass
+        finally:
+            stream.close()
+
+
+def check_image(api: APIClient, image: str) -> None:
+    """Raises ConfigError if the engine lacks an image."""
+    name = f"{docker_engine.REPOSITORY}/{image}"
+    with engine_errors():
+        try:
+            api.inspect_image(name)  # type: ignore[no-untyped-call]
+        except ImageNotFound as error:
+            raise ConfigError(
+                f"the Docker engine has no image {name}: build the images with python -m envs.sandbox.images"
+            ) from error
+
+
+def is_ready(url: str | None) -> bool:
+    """Whether an engine answers that has the default image."""
+    try:
+        api = docker_engine.connect(url)
+    except SandboxLost:
+        return False
+    try:
+        check_image(api, "default")
+    except (ConfigError, SandboxLost):
+        return False
+    finally:
+        api.close()
+    return True

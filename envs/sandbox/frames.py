@@ -1,0 +1,44 @@
+"""JSON values with file descriptors over a stream socket, between a driver and its keeper."""
+
+import array
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+_HEADER = struct.Struct("!I")
+_MAX_FDS = 8
+
+
+def send(end: socket.socket, value: Any, fds: tuple[int, ...] = ()) -> None:
+    """Raises OSError once the other side is gone."""
+    payload = json.dumps(value).encode()
+    header = _HEADER.pack(len(payload))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    end.sendmsg([header], rights)
+    end.sendall(payload)
+
+
+def receive(end: socket.socket) -> tuple[Any, tuple[int, ...]] | None:
+    """The next value, and the descriptors that came with it, which are now this process's; None once the other side is
+    gone."""
+    header, fds, _, _ = socket.recv_fds(end, _HEADER.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    while header and len(header) < _HEADER.size:
+        header += end.recv(_HEADER.size - len(header))
+    if not header:
+        return None
+    (missing,) = _HEADER.unpack(header)
+    payload = bytearray()
+    while len(payload) < missing:
+        data = end.recv(missing - len(payload))
+        if not data:
+            close_all(fds)
+            return None
+        payload += data
+    return json.loads(payload), tuple(fds)
+
+
+def close_all(fds: tuple[int, ...] | list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
