@@ -8,9 +8,12 @@ from agentrl_jax.env import ToolCall
 from envs.kg_tools.calls import BadCall, arguments_of
 from envs.kg_tools.graph import Backend, QueryError
 from envs.kg_tools.ontology import Ontology
-from envs.kg_tools.programs import Count, Entity, Extreme, Intersection, Join, Program
+from envs.kg_tools.programs import Count, Entity, Extreme, Intersection, Join, Program, parts_of
 
 NUMBER_TYPE = "type.int"
+# The longest published program has 13. Without a bound a policy that intersects a variable with itself again and again
+# would double the program, and the time to look at it, with each call.
+MAX_PARTS = 100
 _VARIABLE = re.compile(r"(?:[Vv]ariable )?#(-?\d+)")
 _MID = re.compile(r"[fgm]\.\w+")
 
@@ -111,6 +114,8 @@ class Desk:
         return f"Observation: variable #{len(self.variables) - 1}, which is a number"
 
     def _new(self, program: Program, type_: str) -> str:
+        if sum(1 for _ in parts_of(program)) > MAX_PARTS:
+            raise QueryError(f"a variable may take at most {MAX_PARTS} steps")
         self.variables.append(Variable(program, type_))
         return f"Observation: variable #{len(self.variables) - 1}, which are instances of {type_}"
 

@@ -34,9 +34,8 @@ class Endpoint:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"an endpoint's url must begin with http:// or https://, got {self.url!r}")
+        if not _is_web_address(self.url):
+            raise ConfigError(f"an endpoint's url must be http:// or https:// with a host, got {self.url!r}")
         if self.dialect not in get_args(Dialect):
             raise ConfigError(f"an endpoint's dialect must be {' or '.join(get_args(Dialect))}, got {self.dialect!r}")
         if not self.timeout_s > 0:
@@ -111,6 +110,15 @@ class Endpoint:
             return frozenset(plain_value(value, self.dialect) for value in values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EnvError(f"the SPARQL endpoint {self.url} gave no results in JSON: {error!r}") from error
+
+
+def _is_web_address(url: object) -> bool:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        # A port that is none shows only where it is read.
+        return parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class EndpointSession:

@@ -25,6 +25,8 @@ NUM_TASKS: dict[Split, int] = {"train": 20_000, "eval": 2_000}
 TYPE = "person"
 ATTRIBUTES = ("age", "height", "salary")
 EXTREMA: dict[Extremum, str] = {"argmax": "highest", "argmin": "lowest"}
+# How the first variables are named.
+VARIABLES = tuple(f"#{number}" for number in range(10))
 # One key in EVAL_EVERY belongs to the eval split.
 EVAL_EVERY = 10
 MAX_DRAWS = 5_000
@@ -86,16 +88,17 @@ class GeneratedSource:
 
     def vocabulary(self) -> tuple[str, ...]:
         attributes = (*ATTRIBUTES, *EXTREMA.values()) if "most" in self._level.kinds else ()
-        return self._entities + self._relations + attributes
+        return self._entities + self._relations + attributes + VARIABLES
 
     def _make(self, seed: int, split: Split) -> Problem:
         rng = Random(derive_seed(seed, "knowledgegraph graph"))
         graph = self._draw_graph(rng)
+        kind = rng.choice(self._level.kinds)
         for _ in range(MAX_DRAWS):
-            kind = rng.choice(self._level.kinds)
             program, question = _DRAW[kind](self, graph, rng)
-            answers = Evaluator(graph).answers(program)
-            if answers and self._is_telling(kind, program, answers) and split_of(question) == split:
+            evaluator = Evaluator(graph)
+            answers = evaluator.answers(program)
+            if answers and _is_telling(program, evaluator) and split_of(question) == split:
                 break
         else:
             raise EnvError(f"found no {split} question in {MAX_DRAWS} draws")
@@ -108,11 +111,6 @@ class GeneratedSource:
             upstream_compat=self._upstream_compat,
         )
         return Problem(question=question, world=world, gold=program, answers=answers, backend=partial(Evaluator, graph))
-
-    @staticmethod
-    def _is_telling(kind: Kind, program: Program, answers: frozenset[str]) -> bool:
-        """Whether the last step of a question does something."""
-        return not (kind == "count" and answers == {"0"})
 
     def _draw_graph(self, rng: Random) -> DictTriples:
         edges: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -165,6 +163,20 @@ _DRAW: dict[Kind, _Draw] = {
     "count": GeneratedSource.draw_count,
     "most": GeneratedSource.draw_most,
 }
+
+
+def _is_telling(program: Program, evaluator: Evaluator) -> bool:
+    """Whether the last step of a question does something: there is somebody to count, and somebody is left out."""
+    answers = evaluator.answers(program)
+    match program:
+        case Count():
+            return answers != {"0"}
+        case Intersection():
+            return all(answers != evaluator.answers(side) for side in (program.first, program.second))
+        case Extreme():
+            return answers != evaluator.answers(program.source)
+        case _:
+            return True
 
 
 def split_of(question: str) -> Split:

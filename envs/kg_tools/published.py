@@ -68,7 +68,7 @@ def load_questions(data: Path, name: str) -> tuple[Mapping[str, Any], ...]:
 def _load(folder: Path, name: str) -> tuple[Mapping[str, Any], ...]:
     questions = read_json(folder, name)
     needed = {"question", "entities", "actions", "answer"}
-    if not isinstance(questions, list) or any(not needed <= question.keys() for question in questions):
+    if not isinstance(questions, list) or not all(isinstance(q, dict) and needed <= q.keys() for q in questions):
         raise ConfigError(f"{folder / name}: expected a list of questions with {', '.join(sorted(needed))}")
     return tuple(questions)
 

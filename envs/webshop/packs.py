@@ -48,11 +48,12 @@ def _load_pack(path: Path) -> Pack:
             for row, product in zip(rows, products, strict=True)
             if row["instruction"] is not None
         ]
-    except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:
+        catalogue = Catalogue(products)
+    except (lzma.LZMAError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: expected a product in every line of a file compressed with xz, but {error!r}"
         ) from error
-    return Pack(catalogue=Catalogue(products), goals=tuple(goals_of(instructions)))
+    return Pack(catalogue=catalogue, goals=tuple(goals_of(instructions)))
 
 
 def product_of(row: Mapping[str, Any]) -> Product:

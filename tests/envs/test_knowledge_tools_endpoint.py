@@ -190,8 +190,11 @@ def test_an_episode_goes_on_after_a_slow_query(server):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "ftp://x"}, "must begin with http"),
-        ({"url": "x"}, "must begin with http"),
+        ({"url": "ftp://x"}, "must be http:// or https:// with a host"),
+        ({"url": "x"}, "must be http:// or https:// with a host"),
+        ({"url": "http://x:99999/"}, "must be http:// or https:// with a host"),
+        ({"url": "http://x:port/"}, "must be http:// or https:// with a host"),
+        ({"url": 7}, "must be http:// or https:// with a host"),
         ({"url": "http://x", "dialect": "mysql"}, "must be standard or virtuoso"),
         ({"url": "http://x", "timeout_s": 0}, "must be > 0"),
         ({"url": "http://x", "user": "y"}, "expected url, dialect and timeout_s"),

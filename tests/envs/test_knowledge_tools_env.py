@@ -227,6 +227,17 @@ def test_right_names_go_by_name_and_other_names_by_order():
     ]
 
 
+def test_a_program_that_doubles_with_every_call_is_bounded():
+    env = live_env()
+    told(env, LIST_X, STAFF)
+    answers = told(env, *(("intersection", f"#{number}", f"#{number}") for number in range(40)))
+    # 2 + 1 parts, then each call doubles them: 5, 11, 23, 47, 95.
+    assert answers[4] == "Observation: variable #5, which are instances of person"
+    assert answers[5] == "Error processing tool call: intersection: a variable may take at most 100 steps"
+    assert set(answers[6:]) == {"Error processing tool call: intersection: there is no such variable"}
+    assert say(env, "Final Answer: #5").reward == 1.0
+
+
 def test_sets_of_other_types_can_be_intersected_unless_as_published():
     calls = (LIST_X, STAFF, FOUNDERS, ("intersection", "#0", "#1"))
     assert told(live_env(), *calls)[-1] == "Observation: variable #2, which are instances of person"

@@ -1,5 +1,6 @@
 """Generated graphs and questions: answerable, disjoint between splits, and shown by an expert."""
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -57,6 +58,21 @@ def test_levels_ask_for_more():
     assert shapes == {1: {Join}, 2: {Join, Intersection}, 3: {Join, Intersection, Count, Extreme}}
 
 
+def test_the_last_step_of_a_question_leaves_somebody_out_and_kinds_are_as_frequent():
+    kg = family(FamilyOptions(level=3))
+    kinds = Counter()
+    for index in range(200):
+        problem = kg.problem(kg.task("train", index))
+        gold, backend = problem.gold, problem.backend()
+        kinds[type(gold)] += 1
+        if isinstance(gold, Intersection):
+            assert problem.answers < backend.answers(gold.first)
+            assert problem.answers < backend.answers(gold.second)
+        elif isinstance(gold, Extreme):
+            assert problem.answers < backend.answers(gold.source)
+    assert min(kinds[kind] for kind in (Join, Intersection, Count, Extreme)) > 25
+
+
 def test_a_question_names_its_entities_and_is_answered_by_its_graph():
     kg = family(FamilyOptions(level=3))
     for index in range(40):
@@ -97,6 +113,7 @@ def test_words_of_a_graph_are_known():
         kg = family(FamilyOptions(level=level))
         problem = kg.problem(kg.task("train", 0))
         edges = problem.backend.args[0].edges
+        assert {"#0", "#1"} <= set(kg.vocabulary())
         assert edges.keys() | {r for own in edges.values() for r in own} <= set(kg.vocabulary())
 
 

@@ -146,9 +146,10 @@ def test_a_folder_may_name_an_endpoint_for_its_questions(small):
 def test_missing_and_broken_data_is_refused_by_name(small, tmp_path):
     with pytest.raises(ConfigError, match=r"vocab.json or vocab.json.xz, which are missing"):
         family(FamilyOptions(data=tmp_path / "nothing"))
-    (small / "knowledgegraph" / "std.json").write_text("[{}]")
-    with pytest.raises(ConfigError, match="expected a list of questions"):
-        family(FamilyOptions(data=small))
+    for text in ("[{}]", "[1]", "{}"):
+        (small / "knowledgegraph" / "std.json").write_text(text)
+        with pytest.raises(ConfigError, match="expected a list of questions"):
+            family(FamilyOptions(data=small))
     (small / "knowledgegraph" / "std.json").unlink()
     (small / "knowledgegraph" / "std.json.xz").write_bytes(b"plain")
     with pytest.raises(ConfigError, match="expected text"):

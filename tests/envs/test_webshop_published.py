@@ -108,6 +108,9 @@ def test_threads_that_share_the_catalogue_play_as_one_alone(shop):
     [
         ("not JSON", "expected a product in every line"),
         (json.dumps({**ROW, "pricing": None}), "expected a product in every line"),
+        (json.dumps({**ROW, "pricing": []}), "expected a product in every line"),
+        (json.dumps({**ROW, "options": ["size"]}), "expected a product in every line"),
+        (json.dumps({**ROW, "name": None}), "expected a product in every line"),
         (
             json.dumps({key: value for key, value in ROW.items() if key != "options"}),
             "expected a product in every line",
