@@ -1,13 +1,14 @@
 """The sampler draws from softmax(logits / temperature), by the seed and the index alone."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.engines.local.sampler import draw_uniforms, keeps, sample
+from agentrl_jax.engines.local.sampler import _invert_sums, draw_uniforms, keeps, sample
 from agentrl_jax.engines.local.steps import Samplings, Truncations, seed_words
 from agentrl_jax.errors import RecordError
 from agentrl_jax.models.layers import ban
@@ -112,6 +113,20 @@ def test_an_id_of_probability_0_is_never_drawn(seed: int, size: int, uniform: fl
     ids, logprobs = SAMPLE(padded[None], np.full((1, 2), uniform, np.float32), np.ones(1, np.float32))
     assert padded[ids[0]] > -np.inf
     assert np.isfinite(logprobs).all()
+
+
+def test_sums_that_are_rounded_up_at_a_weight_of_0_do_not_choose_it() -> None:
+    """Parallel sums of more than 128 weights may grow, or fall, by their rounding alone."""
+    generator = np.random.default_rng(0)
+    weights = np.where(generator.random((2000, 384)) < 0.5, generator.random((2000, 384)), 0).astype(np.float32)
+    sums = np.asarray(jax.jit(lambda rows: jnp.cumsum(rows, axis=-1))(weights))
+    rows, ranks = np.nonzero((np.diff(sums) > 0) & (weights[:, 1:] == 0))
+    before, total = sums[rows, ranks], sums[rows, -1]
+    uniforms = before / total
+    is_between = (before <= uniforms * total) & (uniforms * total < sums[rows, ranks + 1])
+    assert is_between.sum() > 10
+    chosen = np.asarray(jax.jit(_invert_sums)(weights[rows], uniforms[:, None]))
+    assert (weights[rows, chosen] > 0).all()
 
 
 def test_the_first_of_several_likeliest_is_taken_greedily() -> None:
