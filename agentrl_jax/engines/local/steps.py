@@ -47,7 +47,7 @@ class Samplings:
         self._top_ks[slot], self._top_ps[slot], self._min_ps[slot] = cut.top_k, cut.top_p, cut.min_p
 
     def release(self, slot: int) -> None:
-        """A slot without a turn must not make a call sort its vocabulary."""
+        """A slot without a turn must not make a call look for what to cut off."""
         self._top_ks[slot], self._top_ps[slot], self._min_ps[slot] = 0, 1.0, 0.0
 
     def draws(self, slots: Ids, indices: Ids) -> Draws:
