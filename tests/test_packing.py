@@ -516,3 +516,15 @@ def test_other_files_are_not_taken_for_batches(tmp_path: Path) -> None:
         for load in (load_batch, load_scores):
             with pytest.raises(RecordError, match=re.escape(str(path))):
                 load(path)
+
+
+def test_a_trajectory_of_one_sampled_token_counts_as_a_whole_one() -> None:
+    masks = [[False, True], [False, True, True, True, True]]
+    packed = pack_demonstrations(
+        [(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in masks],
+        PackingConfig(row_tokens=(8,), rows_per_micro_batch=1),
+    )
+    totals = packed.micro_batches[0].totals
+    assert (totals.loss_tokens, totals.signal_tokens) == (5, 5)
+    assert totals.sequences == pytest.approx(2)
+    assert totals.signal_sequences == pytest.approx(2)
