@@ -13,9 +13,10 @@ from agentrl_jax.errors import ConfigError
 from envs.bfcl.entries import Entry, GoldCall
 from envs.bfcl.package import Package
 
-# What simulators raise for arguments that they did not expect.
+# What simulators raise for arguments that they did not expect, or what they answer cannot be written for: a number has
+# too many digits.
 _PROGRAM_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError, OSError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError),
     *(RuntimeError, TypeError, ValueError),
 )
 
@@ -47,10 +48,9 @@ class Programs:
         Programs keep and change what they are given, so they are given copies.
         """
         try:
-            result = self._functions[name](*deepcopy(positional), **deepcopy(dict(named)))
+            return _as_text(self._functions[name](*deepcopy(positional), **deepcopy(dict(named))))
         except _PROGRAM_ERRORS as error:
             return f"Error during execution: {error}"
-        return _as_text(result)
 
     def named_arguments(self, call: GoldCall) -> dict[str, Any]:
         """A gold call's arguments by name."""

@@ -42,6 +42,9 @@ class Lamp:
     def fail(self, divisor):
         return 1 / divisor
 
+    def power(self, exponent):
+        return {"result": 10**exponent}
+
     def undocumented(self):
         self.is_on = True
 
@@ -64,6 +67,7 @@ DOCUMENTS = [
     ),
     document("peek", {}),
     document("fail", {"divisor": {"type": "float"}}, ["divisor"]),
+    document("power", {"exponent": {"type": "integer"}}, ["exponent"]),
 ]
 TOOLS = {tool.name: tool for tool in map(tool_of, DOCUMENTS)}
 
@@ -201,6 +205,12 @@ def test_bad_calls_are_answered_and_reach_no_other_function(made, text):
     assert step(env).end is None
 
 
+def test_a_number_with_too_many_digits_is_the_policys_matter():
+    (large, small) = texts(step(live_env(), call("power", exponent=5000), call("power", exponent=2)))
+    assert large[1].startswith("Error during execution: Exceeds the limit")
+    assert small[1] == '{"result": 100}'
+
+
 def test_malformed_calls_are_answered_and_do_not_end_the_users_turn():
     env = live_env()
     assert texts(env.step(Action(content="x", errors=("not JSON",)))) == [("tool", "not JSON")]
@@ -269,7 +279,7 @@ def test_a_family_is_a_benchmark_whose_tasks_have_tools_of_their_own():
     assert traits_of(bfcl).session_kind == "process"
     first, second = (bfcl.task("eval", index) for index in (0, 1))
     assert tools_for(bfcl, first) == tuple(TOOLS.values())
-    assert [tool.name for tool in tools_for(bfcl, second)] == ["switch", "peek", "fail"]
+    assert [tool.name for tool in tools_for(bfcl, second)] == ["switch", "peek", "fail", "power"]
     assert tools_for(bfcl, second) is tools_for(bfcl, second)
     with pytest.raises(EnvError, match="has 0 train tasks, asked for 0"):
         bfcl.task("train", 0)
