@@ -21,6 +21,7 @@ from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.env import EnvFamily, tools_for
 from agentrl_jax.errors import ConfigError, NoProgressError
 from agentrl_jax.playing.agentrl_files import write_agentrl_files
+from agentrl_jax.playing.curves import draw_pass_curves
 from agentrl_jax.playing.episode import PlaySetup
 from agentrl_jax.playing.mixtures import make_mixtures
 from agentrl_jax.playing.records import EpisodeRecord
@@ -163,6 +164,9 @@ def _conclude(
         "gains": gains(episodes, scores[0].mixture),
     }
     path = store.write_results(results)
+    picture = store.folder / "pass_at_k.png"
+    if draw_pass_curves(scores, picture):
+        say(f"curves: {picture}")
     if config.agentrl_files:
         write_agentrl_files(episodes, store.folder / "agentrl")
     if config.json:

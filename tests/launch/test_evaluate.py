@@ -71,6 +71,7 @@ def test_models_of_two_tokenizers_alone_and_mixed(tmp_path: Path, capsys: pytest
     assert [score["num_episodes"] for score in found] == [6] * 4
     assert [score["num_broken"] for score in found] == [0] * 4
     assert all(list(score["pass_at_k"]) == ["1", "2"] for score in found)
+    assert (out / "pass_at_k.png").is_file()
     assert found[0]["policy_turns"].keys() == {"qwen2_5"}
     assert found[3]["policy_turns"].keys() == {"qwen2_5", "llama3"}
     assert {gain["mixture"] for gain in results(out)["gains"]} == set(names[1:])
