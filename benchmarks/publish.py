@@ -6,7 +6,10 @@
 and write overlap. `disk` only writes buckets that are on the host already; `memcpy` writes the same bytes to a fresh
 file in the same folder by one call, in the same repeat: what this machine can do at best. `reader` publishes to a
 server whose weights are copied out of the file, and which samples meanwhile. Rates and pauses are those of ordinary
-publishes, where a server hashes its weights once; after them comes one of which every tensor is compared.
+publishes, where a server hashes its weights once; after them comes one of which every tensor is compared. A pause is
+a load and a check, as no token may be sampled before the check has passed: SHA-256 on a CPU (`check_s_per_gb`; a core
+with SHA instructions needs 0.52 s/GB for that alone), a kernel at the memory's speed on a GPU. `cpu_s_per_gb` is what
+the pause of a server in this process computed, on all threads: a figure that other work on the machine leaves alone.
 
 With --engine, a real server (SGLang, or `python -m launch.engine`) that was started with FOLDER gets its own weights
 by each transport that it offers, in each in-flight mode, while turns run on it; --python is an interpreter with torch
@@ -82,10 +85,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Of one publish: pause and load in seconds, bytes sent and compared, and the longest turn of those that ran."""
+    """Of one publish: pause, its load and its check in seconds, and processor seconds of this process in all of it;
+    bytes sent and compared; the longest turn of those that ran."""
 
     pause_s: float
     load_s: float
+    check_s: float
+    cpu_s: float
     num_bytes: int
     num_verified: int
     longest_turn_s: float
@@ -145,7 +151,7 @@ def measure_reader(model: ModelConfig, repeats: int) -> Iterator[Figure]:
         async with _reading_server(model) as url:
             return await _publish(url, model, list(_buckets(params, model)), PublishConfig(mode="in_place"), repeats)
 
-    yield from _figures("reader/in_place", trio.run(measure))
+    yield from _figures("reader/in_place", trio.run(measure), is_here=True)
 
 
 @asynccontextmanager
@@ -183,7 +189,7 @@ def measure_server(url: str, folder: Path, python: Path | None, repeats: int) ->
         configs.append(PublishConfig(transport=transport, **by_broadcast))  # type: ignore[arg-type]
     for config in configs:
         found = trio.run(_publish, url, model, buckets, config, repeats)
-        yield from _figures(f"server/{config.transport}/{config.mode}", found)
+        yield from _figures(f"server/{config.transport}/{config.mode}", found, is_here=False)
 
 
 async def _publish(
@@ -213,7 +219,9 @@ async def _publish(
                     for seed in range(TURNS):
                         nursery.start_soon(_turn, engine, seed, times)
                     await trio.sleep(0.05)
+                    cpu_begun = time.process_time()
                     await engine.publish(export, version)
+                    cpu_s = time.process_time() - cpu_begun
                     if engine.is_out:
                         raise SystemExit(f"{url}: {engine.why_out}")
                 fleet.keep_exports()
@@ -222,6 +230,8 @@ async def _publish(
                     Published(
                         pause_s=statistics.last_pause_s,
                         load_s=statistics.last_load_s,
+                        check_s=statistics.last_verify_s,
+                        cpu_s=cpu_s,
                         num_bytes=export.num_bytes,
                         num_verified=statistics.last_bytes_verified,
                         longest_turn_s=max(times),
@@ -237,7 +247,7 @@ async def _turn(engine: Any, seed: int, times: list[float]) -> None:
     times.append(trio.current_time() - begun)
 
 
-def _figures(case: str, published: Sequence[Published]) -> Iterator[Figure]:
+def _figures(case: str, published: Sequence[Published], *, is_here: bool) -> Iterator[Figure]:
     *found, compared = published
     gigabytes = [one.num_bytes / 1e9 for one in found]
     pauses = [one.pause_s / size for one, size in zip(found, gigabytes, strict=True)]
@@ -247,6 +257,11 @@ def _figures(case: str, published: Sequence[Published]) -> Iterator[Figure]:
     yield _figure(case, "rate", [size / one.load_s for one, size in zip(found, gigabytes, strict=True)], "GB/s")
     yield _figure(case, "pause", [one.pause_s for one in found], "s")
     yield _figure(case, "pause_s_per_gb", pauses, "s/GB")
+    checks = [one.check_s / size for one, size in zip(found, gigabytes, strict=True)]
+    yield _figure(case, "check_s_per_gb", checks, "s/GB")
+    if is_here:
+        cpu = [one.cpu_s / size for one, size in zip(found, gigabytes, strict=True)]
+        yield _figure(case, "cpu_s_per_gb", cpu, "s/GB")
     yield _figure(case, "longest_turn", [one.longest_turn_s for one in found], "s")
     yield _figure(case, "verified_frac", [min(1.0, compared.num_verified / compared.num_bytes)])
     yield _figure(case, "stall_frac", [pause * recipe_gb / (step_s + pause * recipe_gb) for pause in pauses])

@@ -96,7 +96,7 @@ class EngineFleet:
 
     def keep_exports(self) -> None:
         """Delete exports that no engine needs any more."""
-        self.exports.keep({engine.due.version for engine in self.engines if engine.due is not None})
+        self.exports.keep(set[int]().union(*(engine.needed for engine in self.engines)))
 
     def note_change(self) -> None:
         """An engine began or ceased to be out: wake up whoever waits for that, and say so."""
@@ -145,12 +145,17 @@ async def open_fleet(
 
     Raises EngineError, naming the server, for one that does not answer or was started for something else.
     """
-    verification = Verification(num_kv_heads=model.num_kv_heads, every=config.verify_every)
+    engines: list[RemoteEngine] = []
+
+    def look_at_all() -> None:
+        for engine in engines:
+            engine.look()
+
+    verification = Verification(num_kv_heads=model.num_kv_heads, every=config.verify_every, on_disproof=look_at_all)
     changes: list[Callable[[], None]] = []
     async with AsyncExitStack() as stack:
         sidecars = await stack.enter_async_context(trio.open_nursery())
         stack.callback(sidecars.cancel_scope.cancel)
-        engines = []
         for address in addresses:
             turns, facts = await _open(address, exports, model, token, say, stack, open_engine)
             gate = TurnGate()

@@ -28,7 +28,7 @@ _CLEANUP_S = 5.0
 
 _NUM_RESUMES = 3
 
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 """How long a server may take for what it does at once."""
 
 
@@ -46,8 +46,8 @@ class PublishState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishStatistics:
-    """Counts since the start; `last_*`: of the last publish that succeeded, seconds between pause and going on, and
-    bytes that were compared one tensor at a time."""
+    """Counts since the start. `last_*`: of the last publish that succeeded, seconds between pause and going on, and
+    those of them in which weights were loaded, and hashed and compared; bytes compared tensor by tensor."""
 
     state: str
     version: int
@@ -55,6 +55,7 @@ class PublishStatistics:
     num_failures: int
     last_pause_s: float
     last_load_s: float
+    last_verify_s: float
     last_bytes_verified: int
 
 
@@ -75,13 +76,14 @@ class Publisher:
         gate: TurnGate,
     ) -> None:
         self.state = PublishState.PREPARED
-        self.num_begun = 0
+        self.num_pauses = 0
         self._name, self._weights, self._transport = name, weights, transport
         self._facts, self._config, self._verification, self._gate = facts, config, verification, gate
         self._served: tuple[Export, Verdict] | None = None
         self._version = -1
+        self._is_written = False  # with something that has not been verified
         self._num_publishes = self._num_failures = 0
-        self._pause_s = self._load_s = 0.0
+        self._pause_s = self._load_s = self._verify_s = 0.0
 
     @property
     def version(self) -> int:
@@ -96,6 +98,7 @@ class Publisher:
             num_failures=self._num_failures,
             last_pause_s=self._pause_s,
             last_load_s=self._load_s,
+            last_verify_s=self._verify_s,
             last_bytes_verified=0 if self._served is None else self._served[1].num_bytes,
         )
 
@@ -108,10 +111,9 @@ class Publisher:
         """Have the server serve `export`. Raises EngineError; the server is then QUARANTINED."""
         with self._failing(export), trio.fail_after(self._config.timeout_s):
             self.state = PublishState.PREPARED
-            if await self._serves(export):
+            if self._served is not None and self._served[0].version == export.version and not await self.doubt():
                 self.state = PublishState.SERVING
                 return
-            self.num_begun += 1
             await self._transport.prepare()
             async with AsyncExitStack() as held:
                 if self._config.mode == "drain":
@@ -125,26 +127,29 @@ class Publisher:
     async def _replace(self, export: Export) -> None:
         before, self._served = self._served, None
         paused_at = trio.current_time()
-        with trio.fail_after(_ANSWER_S):
+        with trio.fail_after(ANSWER_S):
             await self._pause(is_known=before is not None)
         verdict = await self._load(export, before)
-        with trio.fail_after(_ANSWER_S):
+        with trio.fail_after(ANSWER_S):
             await self._resume()
         self._served, self._version = (export, verdict), export.version
         self._pause_s = trio.current_time() - paused_at
 
-    async def serves(self) -> bool:
-        """Whether the server answers, and says that it has what it was given last."""
+    async def doubt(self) -> str:
+        """Why the server cannot be said to serve what it was given last; "" if it can."""
+        if self._served is None:
+            return "nobody knows what it serves"
+        export, verdict = self._served
+        if self._verification.is_disproved(export, self._facts, verdict):
+            return f"its weights are not those of version {export.version}, as another server's are"
         try:
-            return self._served is not None and await self._serves(self._served[0])
-        except (EngineError, trio.TooSlowError):
-            return False
-
-    async def _serves(self, export: Export) -> bool:
-        if self._served is None or self._served[0].version != export.version:
-            return False
-        with trio.fail_after(_ANSWER_S):
-            return (await self._weights.model_facts()).weight_version == str(export.version)
+            with trio.fail_after(ANSWER_S):
+                said = (await self._weights.model_facts()).weight_version
+        except EngineError as error:
+            return str(error)
+        except trio.TooSlowError:
+            return f"it said nothing for {ANSWER_S:g} s"
+        return "" if said == str(export.version) else f"it was given version {export.version}, and says {said!r}"
 
     async def _pause(self, *, is_known: bool) -> None:
         is_paused = False
@@ -153,9 +158,10 @@ class Publisher:
             await self._weights.pause(self._config.pause_mode if is_known else "retract")
             is_paused = True
         finally:
-            if not is_paused:  # the answer may have been lost on its way
+            if not (is_paused or self._is_written):  # the answer may have been lost on its way
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLEANUP_S), suppress(EngineError):
                     await self._weights.resume()
+        self.num_pauses += 1
         self.state = PublishState.PAUSED
 
     async def _resume(self) -> None:
@@ -170,9 +176,12 @@ class Publisher:
         self.state = PublishState.LOADING
         begun = trio.current_time()
         is_flushed = before is None or self._config.flush_cache
+        self._is_written = True
         await self._transport.load(export, str(export.version), flush_cache=is_flushed)
-        self._load_s = trio.current_time() - begun
+        loaded = trio.current_time()
         verdict = await self._verification.verify(export, self._weights, self._facts, before=before)
+        self._load_s, self._verify_s = loaded - begun, trio.current_time() - loaded
+        self._is_written = False
         self.state = PublishState.VERIFIED
         return verdict
 

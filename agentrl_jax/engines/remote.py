@@ -3,6 +3,7 @@
 Invariants:
 - A server that missed a publish, or has been out of sight, serves no turn before it has what is due, verified.
 - What is due is the last export that was published to this engine: a lagging one comes back with its own version.
+- A turn has the version that was served when it began, or one that was published since; nothing older, nothing foreign.
 - A failed publish raises nothing: it costs this engine its turns, not the run.
 """
 
@@ -13,7 +14,7 @@ import trio
 
 from agentrl_jax.engines.exports import Export
 from agentrl_jax.engines.protocol import EngineStatistics
-from agentrl_jax.engines.publish import Publisher, PublishState, PublishStatistics
+from agentrl_jax.engines.publish import ANSWER_S, Publisher, PublishState, PublishStatistics
 from agentrl_jax.engines.publish_config import PublishConfig
 from agentrl_jax.engines.sglang import SGLangEngine
 from agentrl_jax.engines.turn_gate import TurnGate
@@ -22,6 +23,9 @@ from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 """Between attempts to bring an engine back: twice as long each time."""
+
+_LOOK_EVERY_S = 30.0
+"""A machine that is gone without a word fails no request, so that nothing but a question finds out."""
 
 
 class RemoteEngine:
@@ -42,7 +46,9 @@ class RemoteEngine:
         self._publisher, self._gate = publisher, gate
         self._publishing = trio.Lock()
         self._due: Export | None = None
+        self._bringing: Export | None = None
         self._out = trio.Event()  # set while it is out
+        self._to_look = trio.Event()
         self.why_out = ""
 
     @property
@@ -59,8 +65,9 @@ class RemoteEngine:
         return self._due.version if self._due is not None and not self.is_serving else self._publisher.version
 
     @property
-    def due(self) -> Export | None:
-        return self._due
+    def needed(self) -> set[int]:
+        """Versions whose exports the server is being given, or will be brought back with."""
+        return {export.version for export in (self._due, self._bringing) if export is not None}
 
     @property
     def is_serving(self) -> bool:
@@ -108,20 +115,24 @@ class RemoteEngine:
     async def generate(self, prompt_ids: Ids, sampling: SamplingParams, *, session: str) -> Completion:
         """See `Engine.generate`. A turn that a publish aborted is sampled again."""
         while True:
-            num_begun = self._publisher.num_begun
+            num_pauses = self._publisher.num_pauses
             try:
                 async with self._gate.turn():
                     if not self.is_serving:
                         raise EngineError(f"engine {self.name} is out: {self.why_out}")
-                    return await self._turns.generate(prompt_ids, sampling, session=session)
+                    served = self._publisher.version
+                    completion = await self._turns.generate(prompt_ids, sampling, session=session)
+                    self._check_versions(completion, served)
+                    return completion
             except EngineError as error:
+                if self._config.mode == "abort":
+                    async with self._publishing:  # the answer to a turn may overtake the one to the pause that ended it
+                        pass
                 if not self.is_serving:  # and who asks for the turn can ask another one
                     raise
-                if self._config.mode != "abort" or self._publisher.num_begun == num_begun:
-                    await self._suspect(error)
+                if self._config.mode != "abort" or self._publisher.num_pauses == num_pauses:
+                    await self._make_sure(str(error))
                     raise
-            async with self._publishing:  # once it has ended
-                pass
 
     async def end_session(self, session: str) -> None:
         """See `Engine.end_session`. An engine that is out has nothing to forget."""
@@ -131,11 +142,19 @@ class RemoteEngine:
             await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
-        """Whenever the engine is out, bring it back; returns once it is given up."""
+        """See now and then whether the engine serves, and bring it back when it is out; returns once it is given up."""
         while True:
-            await self._out.wait()
-            if not await self._recover():
+            with trio.move_on_after(_LOOK_EVERY_S):
+                await self._to_look.wait()
+            self._to_look = trio.Event()
+            if self._due is not None:
+                await self._make_sure("")
+            if self._out.is_set() and not await self._recover():
                 return
+
+    def look(self) -> None:
+        """Have `run` see whether the server still serves what it was given."""
+        self._to_look.set()
 
     async def _recover(self) -> bool:
         pause_s = _FIRST_PAUSE_S
@@ -155,7 +174,7 @@ class RemoteEngine:
         """One attempt; what became due meanwhile is published too, before any turn is served."""
         assert self._due is not None
         try:
-            await self._turns.refresh()
+            await self._refresh()
             export = None
             while export is not self._due:
                 export = self._due
@@ -169,8 +188,19 @@ class RemoteEngine:
         return True
 
     async def _bring(self, export: Export) -> None:
-        await self._publisher.publish(export)
-        await self._turns.refresh()  # what its turns are checked against
+        self._bringing = export
+        try:
+            await self._publisher.publish(export)
+        finally:
+            self._bringing = None
+        await self._refresh()  # what its turns are checked against
+
+    async def _refresh(self) -> None:
+        try:
+            with trio.fail_after(ANSWER_S):
+                await self._turns.refresh()
+        except trio.TooSlowError as error:
+            raise EngineError(f"engine {self.name} said nothing for {ANSWER_S:g} s") from error
 
     def _leave_out(self, why: str) -> None:
         if self._out.is_set():
@@ -178,11 +208,25 @@ class RemoteEngine:
         self.why_out = why
         self._publisher.distrust()
         self._out.set()
+        self._to_look.set()
         self._gate.fail_all(f"engine {self.name} was left out: {why}")
         self._on_change()
 
-    async def _suspect(self, error: EngineError) -> None:
-        """After a turn that failed: is it the server that did? Returns once that is known."""
+    async def _make_sure(self, suspicion: str) -> None:
+        """Leave the engine out if it does not serve what it was given. Returns once that is known.
+
+        suspicion: what a turn said that failed; "": none has.
+        """
         async with self._publishing:  # a publish that is under way finds out by itself
-            if self.is_serving and not await self._publisher.serves():
-                self._leave_out(str(error))
+            if self.is_serving and (doubt := await self._publisher.doubt()):
+                self._leave_out(suspicion or doubt)
+
+    def _check_versions(self, completion: Completion, served: int) -> None:
+        """served: when the turn began. Raises EngineError for weights that this run has not put there since."""
+        assert self._due is not None
+        versions = [span.version for span in completion.version_spans]
+        if min(versions) < served or max(versions) > self._due.version:
+            raise EngineError(
+                f"engine {self.name} sampled with versions {sorted(set(versions))}, but was given {served} to "
+                f"{self._due.version}: it has been restarted, or somebody else publishes to it"
+            )

@@ -1,5 +1,6 @@
 """Whether a server holds what was published to it. Shared by all servers of a run, which are each other's witnesses."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -24,11 +25,19 @@ class Verdict:
 
 @dataclass(eq=False)
 class Verification:
-    """num_kv_heads: of the model. every: see `PublishConfig.verify_every`."""
+    """num_kv_heads: of the model. every: see `PublishConfig.verify_every`. on_disproof: called when one server has
+    proven that another one, which was believed, holds something else: see `is_disproved`."""
 
     num_kv_heads: int
     every: int
+    on_disproof: Callable[[], None]
     _witnessed: dict[tuple[int, _Layout], str] = field(default_factory=dict)
+    _proven: dict[tuple[int, _Layout], set[str]] = field(default_factory=dict)
+
+    def is_disproved(self, export: Export, facts: ServerFacts, verdict: Verdict) -> bool:
+        """Whether a server with this verdict on `export` has been found out since."""
+        proven = self._proven.get(_key(export, facts))
+        return bool(proven and verdict.checksum) and verdict.checksum not in proven
 
     async def verify(
         self,
@@ -49,18 +58,21 @@ class Verification:
         found = await weights.checksums()
         if found is None:
             return Verdict()
-        checksum, layout = found.per_engine_checksum, (facts.device, facts.tp_size)
-        witness = self._witnessed.setdefault((export.version, layout), checksum)
+        checksum, key = found.per_engine_checksum, _key(export, facts)
+        witness = self._witnessed.setdefault(key, checksum)
+        proven = self._proven.setdefault(key, set())
         is_due = before is None or not before[1].checksum or export.version % self.every == 0
         if before is not None and not is_due:
             _check_changed(before, export, checksum)
         num_bytes = 0
-        if is_due or witness != checksum:  # one of two servers that differ is wrong: each is asked for everything
+        if is_due or (witness != checksum and checksum not in proven):  # one of two servers that differ is wrong
             # A publish that is given up does not wait for a hash.
             num_bytes = await trio.to_thread.run_sync(self._compare, export, found.ranks, facts, abandon_on_cancel=True)
-            self._witnessed[export.version, layout] = checksum
+            proven.add(checksum)
+            if witness not in proven:
+                self.on_disproof()
         for old in [key for key in self._witnessed if key[0] < export.version - _REMEMBERED]:
-            del self._witnessed[old]
+            del self._witnessed[old], self._proven[old]
         return Verdict(num_bytes=num_bytes, checksum=checksum)
 
     def _compare(self, export: Export, ranks: list[dict[str, object]], facts: ServerFacts) -> int:
@@ -71,6 +83,10 @@ class Verification:
             device=facts.device or "cpu",
             vocab_multiple=64 if facts.engine == "sglang" else 1,
         )
+
+
+def _key(export: Export, facts: ServerFacts) -> tuple[int, _Layout]:
+    return export.version, (facts.device, facts.tp_size)
 
 
 def _check_changed(before: tuple[Export, Verdict], export: Export, checksum: str) -> None:

@@ -1,13 +1,14 @@
 """Servers of toy engines behind this package's server, and a fleet on them, all in one event loop."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
+from safetensors.numpy import load_file
 
 from agentrl_jax.engines.addresses import ServerAddress
 from agentrl_jax.engines.exports import Export
@@ -16,6 +17,7 @@ from agentrl_jax.engines.http_server import HttpProblem, HttpRequest
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
 from agentrl_jax.engines.publish_config import PublishConfig
 from agentrl_jax.engines.server import EngineServer
+from agentrl_jax.engines.server_checksums import bytes_hash
 from agentrl_jax.engines.sglang import open_sglang_engine
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.types import Completion, Pool, SamplingParams, as_ids
@@ -29,9 +31,15 @@ SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=6, seed=3, stop_ids=(1
 ENDLESS = SamplingParams(temperature=1.0, max_new_tokens=30, seed=3, stop_ids=(15,))
 
 
+def hash_folder(weights: Any) -> dict[str, str]:
+    """Of each tensor in the folder that a toy engine holds as its weights."""
+    return {name: bytes_hash([array]) for name, array in load_file(f"{weights}/model.safetensors").items()}
+
+
 @dataclass
 class Host:
-    """A server process: it can die, and come back as one that was just started. fault: sees requests first."""
+    """A server process: it can die, and come back as one that was just started. fault: sees requests first.
+    hashes: of its weights, which it may get wrong; None: it has none to offer."""
 
     nursery: trio.Nursery
     name: str
@@ -39,6 +47,7 @@ class Host:
     settings: dict[str, Any]
     paths: list[str] = field(default_factory=list)
     fault: Fault | None = None
+    hashes: Callable[[Any], Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:
         self.connect = connect_to(self.nursery, lambda: self._handle)
@@ -46,7 +55,8 @@ class Host:
 
     def start(self) -> None:
         self.engine = FakeEngine(name=self.name, pool=self.pool, version=0, **self.settings)
-        self._server: EngineServer | None = EngineServer(self.engine, FAKE_MODEL)
+        model = FAKE_MODEL if self.hashes is None else replace(FAKE_MODEL, hash_weights=lambda w: self.hashes(w))
+        self._server: EngineServer | None = EngineServer(self.engine, model)
 
     def kill(self) -> None:
         self.engine.die()
@@ -92,15 +102,16 @@ async def open_world(
     period: int = 4,
     begin: int = 1,
     settings: dict[str, Any] | None = None,
+    hashes: Callable[[Any], Mapping[str, str]] | None = None,
     **config: Any,
 ) -> AsyncIterator[World]:
-    """A fleet that serves version `begin`. settings: of the engines."""
+    """A fleet that serves version `begin`. settings, hashes: of the engines."""
     names: list[tuple[str, Pool]] = [(f"current-{i}", "current") for i in range(current)]
     names += [(f"lagging-{i}", "lagging") for i in range(lagging)]
     pooling = PoolConfig(lagging_prob=0.5, lagging_period=period) if lagging else PoolConfig(lagging_prob=0.0)
     said: list[str] = []
     async with trio.open_nursery() as nursery:
-        hosts = {name: Host(nursery, name, pool, settings or {}) for name, pool in names}
+        hosts = {name: Host(nursery, name, pool, settings or {}, hashes=hashes) for name, pool in names}
         addresses = [ServerAddress(url=f"http://{name}", name=name, pool=pool) for name, pool in names]
 
         def open_engine(url: str, **options: Any) -> Any:

@@ -79,10 +79,16 @@ class DistributedTransport:
         command = [str(self._settings.python), "-u", str(_SCRIPT), self._settings.host, str(1 + self._tp_size)]
         command += [sidecar.group, self._settings.backend, self._settings.device, str(self._settings.timeout_s)]
         await self._nursery.start(sidecar.run, command)
-        port = (await sidecar.answer())["port"]
-        body = {"master_address": self._settings.host, "master_port": port, "rank_offset": 1}
-        body |= {"world_size": 1 + self._tp_size, "group_name": sidecar.group, "backend": self._settings.backend}
-        await _both(sidecar.answer, partial(self._weights.join_group, body))
+        is_joined = False
+        try:
+            port = (await sidecar.answer())["port"]
+            body = {"master_address": self._settings.host, "master_port": port, "rank_offset": 1}
+            body |= {"world_size": 1 + self._tp_size, "group_name": sidecar.group, "backend": self._settings.backend}
+            await _both(sidecar.answer, partial(self._weights.join_group, body))
+            is_joined = True
+        finally:
+            if not is_joined:  # else the next publish would take it for one that has
+                self._leave()
         return sidecar
 
     def _leave(self) -> None:
