@@ -21,6 +21,13 @@ from agentrl_jax.controller.remote_server import ControllerServer
 from agentrl_jax.controller.workers import WorkerStatus
 
 HERE = Path(__file__).parent
+# Its command line as it is, but for an argument of its own class that the command line does not offer.
+FREQUENT = """
+import functools, runpy
+from agentrl.worker import task_worker
+task_worker.TaskWorker = functools.partial(task_worker.TaskWorker, heart_rate=1)
+runpy.run_module("agentrl.worker", run_name="__main__")
+"""
 TURN = {"messages": [{"role": "assistant", "content": "hi"}]}
 
 
@@ -32,7 +39,10 @@ def free_port() -> int:
 
 
 class StockWorker:
-    """A stock worker process that serves `ThreeTurns` as `task`, over HTTP or gRPC."""
+    """A stock worker process that serves `ThreeTurns` as `task`, over HTTP or gRPC.
+
+    often: it sends a heartbeat every second, not every eight, for tests that wait for them.
+    """
 
     def __init__(
         self,
@@ -42,6 +52,7 @@ class StockWorker:
         port: int,
         *,
         grpc: bool = False,
+        often: bool = False,
         token: str = "",
         **settings: Any,
     ) -> None:
@@ -52,7 +63,17 @@ class StockWorker:
         own, user = free_port(), f"any:{token}@" if token else ""
         controller = f"grpc://127.0.0.1:{port}" if grpc else f"http://{user}127.0.0.1:{port}/api"
         self.address = "" if grpc else f"http://127.0.0.1:{own}/api"
-        command = [python, "-m", "agentrl.worker", task, "-c", config, "-C", controller, "-s", self.address]
+        command = [
+            python,
+            *(("-c", FREQUENT) if often else ("-m", "agentrl.worker")),
+            task,
+            "-c",
+            config,
+            "-C",
+            controller,
+            "-s",
+            self.address,
+        ]
         command += ["--host", "127.0.0.1", "--port", str(own), "--log-level", "WARNING"]
         self._log = (folder / f"{task}.log").open("w")
         environment = {**os.environ, "PYTHONPATH": str(HERE)}

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,28 +26,34 @@ OURS = "import sys; sys.path += sys.argv.pop(1).split(':'); from launch.worker i
 
 
 @asynccontextmanager
-async def serving(command, port, folder):
-    """A client of a worker process, once it answers."""
+async def serving(commands, ports, folder):
+    """Clients of worker processes, once these answer."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
-    run = partial(trio.run_process, command, cwd=folder, env=environment, check=False, stderr=subprocess.DEVNULL)
-    async with trio.open_nursery() as nursery, open_http_client(f"http://127.0.0.1:{port}/api") as client:
-        process = await nursery.start(run)
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        for command in commands:
+            run = partial(trio.run_process, command, cwd=folder, env=environment, check=False)
+            process = await nursery.start(partial(run, stderr=subprocess.DEVNULL))
+            stack.callback(process.kill)
+        urls = [f"http://127.0.0.1:{port}/api" for port in ports]
+        clients = [await stack.enter_async_context(open_http_client(url)) for url in urls]
         with trio.fail_after(60):
-            while True:
-                try:
-                    await client.get("/get_sessions")
-                    break
-                except HttpError:
-                    await trio.sleep(0.1)
+            for client in clients:
+                await answering(client)
+        yield clients
+
+
+async def answering(client):
+    while True:
         try:
-            yield client
-        finally:
-            process.kill()
+            await client.get("/get_sessions")
+            return
+        except HttpError:
+            await trio.sleep(0.1)
 
 
 @asynccontextmanager
-async def both(stock, folder, name="Mini"):
-    """Clients of AgentRL's worker and of ours, each with the same task class."""
+async def both(stock, folder, name="Mini", *, is_stock_needed=True):
+    """Clients of AgentRL's worker and of ours, each with the same task class; or of ours alone."""
     (folder / "mini_task.py").write_text(MINI)
     parameters = {"name": "mini", "concurrency": 3}
     entry = {"mini": {"module": f"mini_task.{name}", "parameters": parameters}}
@@ -58,8 +64,9 @@ async def both(stock, folder, name="Mini"):
     common = ["mini", "-c", "tasks.json", "-C", f"http://127.0.0.1:{nobody}/api", "--host", "127.0.0.1"]
     stock_command = [str(stock), "-m", "agentrl.worker", *common, "--port", str(theirs)]
     our_command = [sys.executable, "-c", OURS, packages, *common, "--port", str(ours)]
-    async with serving(stock_command, theirs, folder) as first, serving(our_command, ours, folder) as second:
-        yield first, second
+    first = 0 if is_stock_needed else 1
+    async with serving([stock_command, our_command][first:], [theirs, ours][first:], folder) as clients:
+        yield clients
 
 
 def turn(session_id, **message):
@@ -133,7 +140,7 @@ async def test_coroutines_and_custom_tasks_answer_alike(stock_python, tmp_path):
 
 
 async def test_what_ends_the_stock_worker_costs_ours_one_session(stock_python, tmp_path):
-    async with both(stock_python, tmp_path) as (_, ours):
+    async with both(stock_python, tmp_path, is_stock_needed=False) as (ours,):
         await ask(ours, "POST", "/start_sample", {"index": 0, "session_id": 1})
         for index, status in ((3, "task error"), (4, "cancelled")):
             code, body = await ask(ours, "POST", "/start_sample", {"index": index, "session_id": 10 + index})

@@ -32,7 +32,7 @@ def test_five_steps_on_episodes_of_stock_workers(stock_python: Path, tmp_path: P
     banned = [str(number) for number in range(MODEL.vocab_size) if number not in allowed]
     port = free_port()
     with (
-        stock_worker(stock_python, tmp_path / "a", "three", port, concurrency=6, indices=20),
+        stock_worker(stock_python, tmp_path / "a", "three", port, often=True, concurrency=6, indices=20),
         stock_worker(stock_python, tmp_path / "b", "three", port, concurrency=6, indices=20, grpc=True),
     ):
         output = train(

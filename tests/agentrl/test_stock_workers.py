@@ -17,7 +17,7 @@ TOOLS = (
     b'[{"type":"function","function":{"name":"guess","description":"Says a number.","parameters":'
     b'{"type":"object","properties":{"number":{"type":"integer"}},"required":["number"]}}}]'
 )
-QUICK = RemoteConfig(coma_after_s=3.0, dead_after_s=12.0, retry_s=1.0)
+QUICK = RemoteConfig(coma_after_s=4.0, dead_after_s=6.0, retry_s=1.0)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ def workers(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder, port = tmp_path_factory.mktemp("workers"), free_port()
     indices = [-1, *range(20)]
     with (
-        stock_worker(stock_python, folder, "http", port, concurrency=50, indices=indices) as http,
-        stock_worker(stock_python, folder, "grpc", port, grpc=True, concurrency=8, indices=["a", "b"]) as grpc,
+        stock_worker(stock_python, folder, "http", port, often=True, concurrency=50, indices=indices) as http,
+        stock_worker(
+            stock_python, folder, "grpc", port, grpc=True, often=True, concurrency=8, indices=["a", "b"]
+        ) as grpc,
     ):
         yield Workers(port, http, grpc)
 
@@ -134,6 +136,7 @@ async def test_fifty_sessions_go_on_after_a_restart_of_the_controller(workers: W
 
 async def test_sessions_of_killed_workers_end_with_a_reason(stock_python: Path, tmp_path: Path) -> None:
     port = free_port()
+    slow = {"concurrency": 4, "step_s": 5.0}
     found: list[tuple[int, str]] = []
 
     async def interact(caller: Caller, session: int) -> None:
@@ -141,8 +144,8 @@ async def test_sessions_of_killed_workers_end_with_a_reason(stock_python: Path, 
         found.append((said.status, said.json.get("reason", "")))
 
     with (
-        stock_worker(stock_python, tmp_path / "a", "three", port, concurrency=4, step_s=5.0) as first,
-        stock_worker(stock_python, tmp_path / "b", "three", port, concurrency=4, step_s=5.0, grpc=True) as second,
+        stock_worker(stock_python, tmp_path / "a", "three", port, often=True, **slow) as first,
+        stock_worker(stock_python, tmp_path / "b", "three", port, often=True, grpc=True, **slow) as second,
     ):
         async with controller_at(port, config=QUICK) as caller:
             await caller.wait_workers(2)
