@@ -97,7 +97,8 @@ async def _sglang(
     try:
         with trio.fail_after(_ANSWER_S):
             async with open_http_client(source.url, token=token) as client:
-                served = await ServerWeights(client, source.name).model_facts()
+                weights = ServerWeights(client, source.name)
+                served, facts = await weights.model_facts(), await weights.server_facts()
     except (EngineError, trio.TooSlowError) as error:
         problem = str(error) or f"it said nothing for {_ANSWER_S:g} s"
         raise ConfigError(f"--engine sglang:{source.url} cannot be used: {problem}") from error
@@ -114,7 +115,8 @@ async def _sglang(
     tokenizer = load_tokenizer(folder)
     recorded = read_rendering(folder)
     asked = config.rendering if recorded is None else config.rendering.completed_by(recorded)
-    return _rendered(source, engine, tokenizer, asked, families)
+    room = facts.max_req_input_len
+    return _rendered(source, engine, tokenizer, asked, families, None if room is None else room + 1)
 
 
 async def _local(
@@ -141,7 +143,7 @@ async def _local(
         model=policy.model, config=sized, weights=weights, version=0, name=source.name, place=place
     )
     engine = await stack.enter_async_context(opening)
-    return _rendered(source, engine, policy.tokenizer, rendering, families)
+    return _rendered(source, engine, policy.tokenizer, rendering, families, size)
 
 
 def _checkpoint_params(run: Path, checkpoint: Path, policy: Policy) -> Any:
@@ -161,11 +163,12 @@ def _rendered(
     tokenizer: ChatTokenizer,
     rendering: RenderingConfig,
     families: Sequence[EnvFamily],
+    context_tokens: int | None,
 ) -> PlayingPolicy:
     renderers: Mapping[str, TemplateRenderer] = {
         family.name: TemplateRenderer(tokenizer, tools=family.tools, config=rendering) for family in families
     }
-    return RenderedPolicy(source.name, engine, renderers, lambda ids: tokenizer.decode(ids.tolist()))
+    return RenderedPolicy(source.name, engine, renderers, lambda ids: tokenizer.decode(ids.tolist()), context_tokens)
 
 
 def _say_of(name: str, say: Say, line: str) -> None:

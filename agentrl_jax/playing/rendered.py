@@ -17,12 +17,22 @@ from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Task,
 
 
 class RenderedPolicy:
-    """Implements `PlayingPolicy`. renderers: by env. decode: ids to text, special tokens spelt out."""
+    """Implements `PlayingPolicy`.
+
+    renderers: by env. decode: ids to text, special tokens spelt out. context_tokens: the longest segment that the
+    engine can take; None: as long as any episode.
+    """
 
     def __init__(
-        self, name: str, engine: Engine, renderers: Mapping[str, Renderer], decode: Callable[[Ids], str]
+        self,
+        name: str,
+        engine: Engine,
+        renderers: Mapping[str, Renderer],
+        decode: Callable[[Ids], str],
+        context_tokens: int | None = None,
     ) -> None:
         self._name, self._engine, self._renderers, self._decode = name, engine, renderers, decode
+        self._context_tokens = context_tokens
 
     @property
     def name(self) -> str:
@@ -30,14 +40,23 @@ class RenderedPolicy:
 
     def join(self, task: Task, tools: Sequence[Tool], episode: str) -> Seat:
         """See `PlayingPolicy.join`."""
-        return _RenderedSeat(self._engine, self._renderers[task.env], self._decode, tools, episode)
+        return _RenderedSeat(self, self._engine, self._renderers[task.env], tools, episode)
+
+    def decode(self, ids: Ids) -> str:
+        """The text of ids."""
+        return self._decode(ids)
+
+    def room(self, settings: TurnSettings, num_tokens: int) -> int:
+        """How many tokens fit behind so many."""
+        limit = settings.max_context_tokens
+        return min(limit, self._context_tokens or limit) - num_tokens
 
 
 class _RenderedSeat:
     def __init__(
-        self, engine: Engine, renderer: Renderer, decode: Callable[[Ids], str], tools: Sequence[Tool], episode: str
+        self, policy: RenderedPolicy, engine: Engine, renderer: Renderer, tools: Sequence[Tool], episode: str
     ) -> None:
-        self._engine, self._renderer, self._decode, self._tools = engine, renderer, decode, tools
+        self._policy, self._engine, self._renderer, self._tools = policy, engine, renderer, tools
         self._episode = episode
         self._stream = renderer.stream(tools)
         self._ids: Ids = as_ids(())  # of the last segment
@@ -54,7 +73,7 @@ class _RenderedSeat:
         if context.starts_segment:
             self._ids = as_ids(())
         prompt = np.concatenate([self._ids, context.ids])
-        room = settings.max_context_tokens - len(prompt)
+        room = self._policy.room(settings, len(prompt))
         if room < 1:
             return PlayedTurn(
                 action=Action(),
@@ -97,7 +116,7 @@ class _RenderedSeat:
         ids = completion.ids[:-1] if end is None else completion.ids
         message = Message(
             role="assistant",
-            content=action.content if is_whole else self._decode(ids),
+            content=action.content if is_whole else self._policy.decode(ids),
             tool_calls=action.calls if is_whole else (),
         )
         versions = [span.version for span in completion.version_spans]

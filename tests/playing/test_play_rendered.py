@@ -119,6 +119,17 @@ async def test_a_prompt_beyond_the_context_ends_the_episode_without_a_turn(autoj
     assert (played.end, played.turns, model.prompts) == (EpisodeEnd.CONTEXT_LIMIT, (), [])
 
 
+async def test_an_engine_s_own_context_counts_where_it_is_shorter(autojump_clock: object) -> None:
+    model = ToyModel("qwen2_5", lambda prompt: "x" * 99)
+    first = len(model.renderer.prompt(FOUR.reset(TASK), [ACT]))
+    model.policy._context_tokens = first + 4
+    played = await play_episode(alone("qwen2_5"), TASK, 0, setup_of([model.policy], FOUR))
+    assert (played.end, played.turns[0].num_sampled_tokens) == (EpisodeEnd.CONTEXT_LIMIT, 4)
+    model.policy._context_tokens = first
+    played = await play_episode(alone("qwen2_5"), TASK, 0, setup_of([model.policy], FOUR))
+    assert (played.end, played.turns) == (EpisodeEnd.CONTEXT_LIMIT, ())
+
+
 async def test_a_turn_that_is_cut_short_ends_the_episode(autojump_clock: object) -> None:
     model = ToyModel("qwen2_5", lambda prompt: "x" * 99)
     short = replace(CONFIG, max_new_tokens=5)
