@@ -5,6 +5,7 @@ Invariants:
 - Nothing that a client sends takes more memory than the limits say, or ends the server; of a client that is refused,
   no more than 64 KiB are read.
 - A client that does not read its answer does not keep its connection.
+- What a page of another site makes its reader's browser post is refused: on a loopback no token keeps it out.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -304,10 +305,13 @@ def _request(head: h11.Request) -> HttpRequest:
         target = urlsplit(head.target.decode("latin-1"))
     except ValueError as error:
         raise HttpProblem(400, f"expected a path, got {head.target!r}: {error}") from error
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    if head.method != b"GET" and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise HttpProblem(403, "a page of another site may not ask for this")
     return HttpRequest(
         method=head.method.decode("ascii"),
         path=target.path,
         query={name: values[-1] for name, values in parse_qs(target.query).items()},
-        headers={name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers},
+        headers=headers,
         body=b"",
     )

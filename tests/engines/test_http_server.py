@@ -95,6 +95,8 @@ async def test_events(client: Stream) -> None:
         (b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n78\r\n" + b"x" * 120 + b"\r\n", b"413"),
         (b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip\r\n\r\n", b"501"),
         (b"GET / HTTP/1.1\r\nhost: h\r\na: " + b"x" * 2000, b"431"),
+        (b"POST / HTTP/1.1\r\nhost: h\r\nsec-fetch-site: cross-site\r\ncontent-length: 0\r\n\r\n", b"403"),
+        (b"POST / HTTP/1.1\r\nhost: h\r\nSec-Fetch-Site: same-site\r\ncontent-length: 0\r\n\r\n", b"403"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_and_closed(client: Stream, data: bytes, status: bytes) -> None:
@@ -216,3 +218,10 @@ async def test_a_client_that_does_not_read_its_answer_is_left(autojump_clock: Mo
         nursery.start_soon(partial(serve_connection, theirs, handler=echo, limits=LIMITS))
         await client.send_all(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
     assert trio.current_time() == pytest.approx(30)
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.1\r\nsec-fetch-site: cross-site", b"POST / HTTP/1.1\r\nsec-fetch-site: same-origin"]
+)
+async def test_browsers_follow_links_and_own_pages_post(client: Stream, head: bytes) -> None:
+    assert (await talk(client, head + b"\r\nhost: h\r\ncontent-length: 0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
