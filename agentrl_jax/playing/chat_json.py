@@ -42,7 +42,11 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation, with an id for each call, and each answer named after its call: they stand in one order."""
+    """The conversation, with an id for each call, and each answer named after its call: they stand in one order.
+
+    An answer to a call that could not be read, and therefore stands as text, is shown as the user's: no endpoint takes
+    a tool message without its call.
+    """
     written: list[dict[str, Any]] = []
     open_ids: list[str] = []
     num_calls = 0
@@ -56,7 +60,7 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 shown["tool_calls"] = [_call(id_, call) for id_, call in calls]
                 shown["content"] = message.content or None
         elif message.role == "tool":
-            shown["tool_call_id"] = open_ids.pop(0) if open_ids else "call_none"
+            shown |= {"tool_call_id": open_ids.pop(0)} if open_ids else {"role": "user"}
         written.append(shown)
     return written
 

@@ -11,6 +11,7 @@ from agentrl_jax.engines.http import open_http_client
 from agentrl_jax.engines.http_server import Answer, HttpProblem, HttpRequest, json_answer
 from agentrl_jax.env import Action, Message
 from agentrl_jax.errors import ConfigError, EngineError
+from agentrl_jax.playing.chat_json import chat_messages
 from agentrl_jax.playing.endpoint import EndpointOptions, EndpointPolicy
 from agentrl_jax.playing.policies import PlayedTurn, TurnSettings
 from agentrl_jax.types import EpisodeEnd
@@ -93,6 +94,16 @@ async def test_a_call_that_cannot_be_read_is_an_error_text(
     assert len(turn.action.errors) == 1
     assert turn.action.errors[0].startswith("tool call 1: ")
     assert turn.message.content.startswith("So:\n{")
+
+
+def test_answers_to_calls_that_stand_as_text_are_the_user_s() -> None:
+    said = [act(n=1), Message(role="tool", content="one"), Message(role="tool", content="tool call 2: invalid JSON")]
+    assert [(m["role"], m.get("tool_call_id")) for m in chat_messages([USER, *said])] == [
+        ("user", None),
+        ("assistant", None),
+        ("tool", "call_0"),
+        ("user", None),
+    ]
 
 
 def status(code: int, text: str = "no") -> Callable[[], Answer]:
