@@ -45,6 +45,24 @@ def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
     return lags
 
 
+def max_cache_age(groups: Iterable[Group]) -> int:
+    """How many versions the keys and values behind a token can be older than the token, at most.
+
+    An engine that goes on with its cache across a publish (`in_place`) samples later tokens of the turn on keys that
+    the weights of its first token computed; no other turn is served from those. So it is the versions that passed
+    within one turn. Engines that compute the cache anew are below this bound, at 0.
+    """
+    return max(
+        (
+            turn.completion.version_spans[-1].version - turn.completion.version_spans[0].version
+            for group in groups
+            for trajectory in group.trajectories
+            for turn in trajectory.turns
+        ),
+        default=0,
+    )
+
+
 def add_lags(parts: Iterable[Lags]) -> Lags:
     """All of them together.
 

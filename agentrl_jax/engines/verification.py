@@ -36,7 +36,7 @@ class Verification:
 
     def is_disproved(self, export: Export, facts: ServerFacts, verdict: Verdict) -> bool:
         """Whether a server with this verdict on `export` has been found out since."""
-        proven = self._proven.get(_key(export, facts))
+        proven = self._proven.get(_key(export, facts), set())
         return bool(proven and verdict.checksum) and verdict.checksum not in proven
 
     async def verify(

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl_jax.algo.metrics import TaskMetrics, macro_averages, merge, task_metrics
-from agentrl_jax.algo.staleness import add_lags, staleness_floats, token_lags
+from agentrl_jax.algo.staleness import add_lags, max_cache_age, staleness_floats, token_lags
 from agentrl_jax.controller.ports import StepRecord
 from agentrl_jax.evaluation import Evaluation
 from agentrl_jax.types import EpisodeEnd
@@ -27,6 +27,7 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "cancelled_envs": {env: m.as_floats() for env, m in task_metrics(record.cancelled).items()},
         "age_max": max(record.ages, default=0),
         "age_mean": sum(record.ages) / len(record.ages) if record.ages else 0.0,
+        "cache_age_max": max_cache_age(record.groups),
         "collect_s": record.timings.collect_s,
         "learn_s": record.timings.learn_s,
         "publish_s": record.timings.publish_s,

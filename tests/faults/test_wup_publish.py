@@ -7,8 +7,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from agentrl_jax.algo.staleness import max_cache_age
 from agentrl_jax.engines.http_server import HttpProblem, HttpRequest
 from agentrl_jax.testing.engine import constant_latency
+from agentrl_jax.types import Completion, EpisodeEnd, Group, Segment, Task, Trajectory, Turn, as_ids
 from tests.engines.fleet_fakes import ENDLESS, World, open_world
 
 SLOW = {"token_latency": constant_latency(1.0), "script": lambda prompt, sampling: [5] * 29}
@@ -39,6 +41,35 @@ async def publish_while_turns_run(world: World, num_turns: int = 4) -> list[Any]
         await trio.sleep(10.5)
         await world.publish(2)
     return completions
+
+
+async def test_wup_02_no_cache_is_older_than_the_turn_that_it_serves(tmp_path: Path, autojump_clock: MockClock) -> None:
+    completions = []
+    async with open_world(tmp_path, current=1, settings=SLOW, mode="in_place") as world:
+
+        async def play(group: int) -> None:
+            for turn in range(2):
+                completions.append(await world.turn(group, turn=turn, sampling=ENDLESS))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play, 0)
+            for version in (2, 3):
+                await trio.sleep(10.5)
+                await world.publish(version)
+    first, second = (group_of(completion) for completion in completions)
+    assert (max_cache_age([first]), max_cache_age([second]), max_cache_age([second, first])) == (2, 0, 2)
+    assert completions[1].cached_tokens == 0  # the prompt is the same, but its keys are those of version 1
+    assert max_cache_age([]) == 0
+
+
+def group_of(completion: Completion) -> Group:
+    """A group of one episode of this turn alone."""
+    task = Task(env="toy", split="train", index=0, seed=0)
+    played = (Segment(turns=(Turn(context_ids=as_ids([2, 3, 4]), completion=completion),)),)
+    member = Trajectory(
+        task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0, segments=played
+    )
+    return Group(group_id=0, task=task, admitted_version=1, trajectories=(member,))
 
 
 @pytest.mark.parametrize("mode", MODES)
