@@ -12,7 +12,8 @@ from envs.sandbox.protocol import Ran, Sandbox, SandboxGone
 SCRIPT_LIMIT_S = 120.0
 """Of one script; among the published tasks one takes a minute."""
 
-# -S leaves out site, and with it `exit`.
+# Neither what is installed, nor what was compiled before. -S leaves out site, and with it `exit`.
+_ISOLATED = ("-I", "-S", "-X", "pycache_prefix=/nonexistent")
 _LAUNCH = (
     "import builtins, sys; builtins.exit = builtins.quit = sys.exit; "
     "code = sys.argv.pop(1); exec(compile(code, '<string>', 'exec'), {'__name__': '__main__'})"
@@ -53,6 +54,6 @@ def _check(sandbox: Sandbox, script: Script, parameters: list[str], *, upstream_
     elif upstream_compat:
         argv = ["/usr/bin/python3", "-c", script.code, *parameters]
     else:
-        argv = ["/usr/bin/python3", "-I", "-S", "-c", _LAUNCH, script.code, *parameters]
+        argv = ["/usr/bin/python3", *_ISOLATED, "-c", _LAUNCH, script.code, *parameters]
     is_trusted = not upstream_compat
     return sandbox.execute(argv, timeout_s=SCRIPT_LIMIT_S, is_trusted=is_trusted, keeps_errors=not is_trusted)

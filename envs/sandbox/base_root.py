@@ -14,12 +14,56 @@ from agentrl_jax.errors import ConfigError
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS = ("dev", "etc", "home", "media", "mnt", "opt", "proc", "run", "srv", "usr", "var")
 _VAR_FOLDERS = ("backups", "cache", "lib", "log", "mail", "opt", "spool")
-# As on a machine that was just installed.
+# As on a machine that was installed some time ago; tasks count, search and measure what is there.
+_INSTALLED_S = 1_704_067_200
+_DATE = "2024-01-01 00:00:00"
+_PACKAGES = (
+    *(
+        "base-files",
+        "bash",
+        "bsdutils",
+        "coreutils",
+        "dash",
+        "debconf",
+        "debianutils",
+        "diffutils",
+        "dpkg",
+        "findutils",
+    ),
+    *(
+        "gawk",
+        "git",
+        "grep",
+        "gzip",
+        "hostname",
+        "init-system-helpers",
+        "libc-bin",
+        "libc6",
+        "libgcc-s1",
+        "libgpg-error0",
+    ),
+    *("libpcre2-8-0", "libselinux1", "libsystemd0", "login", "mawk", "mount", "ncurses-bin", "passwd", "perl-base"),
+    *(
+        "procps",
+        "python3",
+        "sed",
+        "sysvinit-utils",
+        "tar",
+        "tree",
+        "unzip",
+        "util-linux",
+        "vim",
+        "wget",
+        "zip",
+        "zlib1g",
+    ),
+)
+_STEPS = ("install {} <none> 1.0", "status half-installed {} 1.0", "status unpacked {} 1.0", "status installed {} 1.0")
 _LOGS = {
-    "alternatives.log": "update-alternatives 2024-01-01 00:00:00: run with --install /usr/bin/awk awk mawk 5\n",
+    "alternatives.log": f"update-alternatives {_DATE}: run with --install /usr/bin/awk awk /usr/bin/mawk 5\n",
     "apt/history.log": "",
     "btmp": "",
-    "dpkg.log": "2024-01-01 00:00:00 startup archives install\n2024-01-01 00:00:00 install base-files <none> 12\n",
+    "dpkg.log": "".join(f"{_DATE} {step.format(f'{name}:amd64')}\n" for name in _PACKAGES for step in _STEPS),
     "faillog": "",
     "lastlog": "",
     "wtmp": "",
@@ -86,6 +130,9 @@ def build(target: Path, host: Path = Path("/")) -> None:
     (home / ".profile").write_text(_PROFILE)
     _copy_etc(host / "etc", target / "etc")
     _write_accounts(target / "etc")
+    for folder, _, names in os.walk(target, topdown=False):
+        for touched in (folder, *(os.path.join(folder, name) for name in names)):
+            os.utime(touched, (_INSTALLED_S, _INSTALLED_S), follow_symlinks=False)
 
 
 def build_masks(target: Path, host: Path = Path("/")) -> list[Path]:

@@ -9,6 +9,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from docker.api import APIClient
 from docker.errors import ImageNotFound
@@ -33,9 +34,8 @@ from envs.sandbox.streams import Kept
 NUM_WARM = 4
 """Containers of an image that are kept ready, once one of it has been asked for."""
 
-# Nothing is said before the stream is listened to; then the process id is.
-_LAUNCH = 'read -r _; echo $$; exec "$@" </dev/null'
-_LAUNCH_SHELL = 'read -r _; echo $$; exec "$@"'
+# Nothing is said before the stream is listened to; then the process id is. Output and errors take one way, in order.
+_LAUNCH = 'read -r _; exec 2>&1; echo $$; exec "$@"'
 _START_S = 30.0
 _KILL_TREE = (
     "end() { kill -STOP $1; for f in /proc/$1/task/*/children; do for c in $(<$f); do end $c; done; done; "
@@ -70,7 +70,7 @@ class DockerDriver:
         )
         self._lock = threading.Lock()
         self._warm: dict[tuple[str, Limits], queue.SimpleQueue[str]] = {}
-        self._pristine: dict[str, str] = {}
+        self._pristine: dict[str, bytes] = {}
         self._orders: queue.SimpleQueue[tuple[str, Limits] | None] = queue.SimpleQueue()
         self._is_open = True
         self._filler = threading.Thread(target=self._fill, daemon=True, name="warm containers")
@@ -115,11 +115,16 @@ class DockerDriver:
         self._janitor.wait()
         self.api.close()
 
-    def pristine(self, image: str) -> str:
-        """A container of the image that never runs."""
+    def pristine(self, image: str) -> bytes:
+        """An archive of what runs grading scripts, from a container of the image that nobody has used."""
         with self._lock:
             if image not in self._pristine:
-                self._pristine[image] = docker_engine.create_stopped(self.api, image, self._mark)
+                container = docker_engine.create(self.api, image, Limits(), self._mark)
+                with closing(DockerSandbox(self, image, container)) as untouched:
+                    listed = untouched.execute(("/bin/bash", "-c", docker_restore.LIST_LOADED), timeout_s=_START_S)
+                    with engine_errors():
+                        paths = listed.text.split()
+                        self._pristine[image] = docker_restore.fetch(self.api, container, paths)
             return self._pristine[image]
 
     def _fill(self) -> None:
@@ -144,8 +149,8 @@ class DockerSandbox:
         self._container = container
         self._shell: Shell | None = None
         self._shell_process = 0
-        self._known: frozenset[str] = frozenset()
         self._is_open = True
+        self._is_frozen = False
 
     def run(self, command: str, *, timeout_s: float) -> Ran:
         if self._shell is None:
@@ -163,9 +168,11 @@ class DockerSandbox:
     ) -> Ran:
         if any(len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES for word in argv):
             raise SandboxGone("an argument is too long for a program")
-        if is_trusted:
+        if is_trusted and not self._is_frozen:
             self._put_back()
-        stream, process, rest = self._start(_LAUNCH, argv, is_trusted=is_trusted, keeps_errors=keeps_errors)
+        redirected = '"$@" </dev/null' if keeps_errors else '"$@" </dev/null 2>/dev/null'
+        argv = ("/bin/bash", "--noprofile", "--norc", "-c", f"exec {redirected}", "bash", *argv)
+        stream, process, rest = self._start(argv, is_trusted=is_trusted)
         deadline = time.monotonic() + timeout_s
         kept = Kept()
         kept.add(rest)
@@ -195,12 +202,14 @@ class DockerSandbox:
             self._driver.api.put_archive(self._container, "/", buffer.getvalue())
 
     def seal(self) -> None:
-        with engine_errors(is_inside=True):
-            self._known = docker_restore.changed(self._driver.api, self._container)
+        """What is put back before grading does not depend on how the agent found the machine."""
 
     def freeze(self) -> None:
+        """What stops the others must be the system's own, and may be changed once more before it has."""
         self._put_back()
         self._control(_FREEZE)
+        self._put_back()
+        self._is_frozen = True
 
     def close(self) -> None:
         if not self._is_open:
@@ -211,26 +220,22 @@ class DockerSandbox:
         docker_engine.remove(self._driver.api, self._container)
 
     def _put_back(self) -> None:
-        api = self._driver.api
+        archive = self._driver.pristine(self._image)
         with engine_errors(is_inside=True):
-            changed = docker_restore.changed(api, self._container) - self._known
-            if changed:
-                docker_restore.put_back(api, self._container, changed, lambda: self._driver.pristine(self._image))
+            self._driver.api.put_archive(self._container, "/", archive)
 
-    def _start(
-        self, launch: str, argv: Sequence[str], *, is_trusted: bool = False, keeps_errors: bool = True
-    ) -> tuple[DockerStream, int, bytes]:
+    def _start(self, argv: Sequence[str], *, is_trusted: bool = False) -> tuple[DockerStream, int, bytes]:
         """A program's stream, its process id in the container, and what it has said already."""
         api = self._driver.api
         with engine_errors(is_inside=True):
             execution = api.exec_create(
                 self._container,
-                ["/bin/bash", "--noprofile", "--norc", "-c", launch, "bash", *argv],
+                ["/bin/bash", "--noprofile", "--norc", "-c", _LAUNCH, "bash", *argv],
                 stdin=True,
                 environment=clean_environment(is_trusted=is_trusted),
                 workdir=HOME,
             )["Id"]
-            stream = DockerStream(api, execution, keeps_errors=keeps_errors)
+            stream = DockerStream(api, execution)
         try:
             stream.write(b"\n")
             said = b""
@@ -249,7 +254,7 @@ class DockerSandbox:
             raise
 
     def _new_shell(self) -> Shell:
-        stream, self._shell_process, _ = self._start(_LAUNCH_SHELL, ARGV)
+        stream, self._shell_process, _ = self._start(ARGV)
         process = self._shell_process
         try:
             return Shell(stream, lambda: self._control(f"kill -INT -- -{process}"))
@@ -261,7 +266,7 @@ class DockerSandbox:
         self._control(_KILL_TREE, str(process))
 
     def _control(self, script: str, *arguments: str) -> None:
-        stream, _, _ = self._start(_LAUNCH, ("/bin/bash", "-c", script, "bash", *arguments))
+        stream, _, _ = self._start(("/bin/bash", "-c", script, "bash", *arguments))
         try:
             while stream.read(time.monotonic() + _START_S):
                 pass

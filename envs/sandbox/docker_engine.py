@@ -10,7 +10,7 @@ from typing import Any
 
 import docker
 from docker.api import APIClient
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, BuildError, DockerException, NotFound
 from docker.types import LogConfig, Ulimit
 from requests.exceptions import RequestException
 
@@ -26,17 +26,20 @@ _TIMEOUT_S = 60
 # A container that its driver's process was creating when it died appears a moment later.
 _LATE_S = 3
 _SHARED_BYTES = 1 << 26
+# bash as the first process takes in orphans, and no signal from within ends it.
+_WAITING = "trap '' INT TERM HUP; while :; do sleep infinity & wait; done"
 
 
 def connect(url: str | None) -> APIClient:
     """url: of the engine; None: as the environment says (DOCKER_HOST and so on). Raises SandboxLost."""
+    return connect_client(url).api
+
+
+def connect_client(url: str | None) -> docker.DockerClient:
+    """The same, with what the SDK builds on it. Raises SandboxLost."""
+    options: Any = {"timeout": _TIMEOUT_S, "max_pool_size": 128, "version": "auto"}
     with engine_errors():
-        client = (
-            docker.from_env(timeout=_TIMEOUT_S, max_pool_size=128)
-            if url is None
-            else docker.DockerClient(base_url=url, timeout=_TIMEOUT_S, max_pool_size=128)
-        )
-        return client.api
+        return docker.from_env(**options) if url is None else docker.DockerClient(base_url=url, **options)
 
 
 @contextmanager
@@ -49,6 +52,8 @@ def engine_errors(*, is_inside: bool = False) -> Iterator[None]:
     except APIError as error:
         is_gone = is_inside and error.status_code == 409
         raise (SandboxGone if is_gone else SandboxLost)(f"Docker: {error.explanation or error}") from error
+    except BuildError:
+        raise
     except (DockerException, RequestException, OSError) as error:
         raise SandboxLost(f"Docker: {error}") from error
 
@@ -68,7 +73,7 @@ def _world() -> str:
 def create(api: APIClient, image: str, limits: Limits, mark: str) -> str:
     """Create a container that waits, and start it. Returns its id. Raises SandboxLost."""
     with engine_errors():
-        container = create_stopped(api, image, mark, _host_config(api, limits))
+        container = _create(api, image, mark, limits)
         try:
             api.start(container)
         except BaseException:
@@ -77,16 +82,16 @@ def create(api: APIClient, image: str, limits: Limits, mark: str) -> str:
         return container
 
 
-def create_stopped(api: APIClient, image: str, mark: str, host_config: Any = None) -> str:
+def _create(api: APIClient, image: str, mark: str, limits: Limits) -> str:
     created = api.create_container(
         f"{REPOSITORY}/{image}",
-        entrypoint=["/bin/sleep"],
-        command=["infinity"],
+        entrypoint=["/bin/bash", "--noprofile", "--norc", "-c"],
+        command=[_WAITING],
         user="root",
         working_dir=HOME,
         hostname="sandbox",
         labels={LABEL: mark},
-        host_config=host_config or api.create_host_config(network_mode="none"),
+        host_config=_host_config(api, limits),
     )
     return str(created["Id"])
 
@@ -108,7 +113,6 @@ def _host_config(api: APIClient, limits: Limits) -> Any:
             Ulimit(name="fsize", soft=limits.disk_bytes, hard=limits.disk_bytes),
         ],
         log_config=LogConfig(type="none"),
-        init=True,
         auto_remove=True,
     )
 

@@ -10,7 +10,7 @@ import sys
 COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from envs.sandbox.docker_janitor import main; main()"
 )
-"""For `python -c`, with `sys.path` as JSON, the engine's URL or nothing, and the driver's mark; its input is the pipe."""
+"""For `python -c`, with `sys.path` as JSON, the engine's URL or nothing, and the driver's mark; stdin is the pipe."""
 
 
 def main() -> None:

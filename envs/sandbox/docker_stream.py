@@ -4,31 +4,28 @@ import select
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, cast
 
 from docker.api import APIClient
 
 from envs.sandbox.protocol import SandboxLost
 
-_HEADER = struct.Struct(">BxxxL")
-_ERRORS = 2
+_HEADER = struct.Struct(">xxxxL")
 _MAX_SEND_S = 10.0
 
 
 class DockerStream:
     """Implements `envs.sandbox.streams.Stream` over the connection of an execution, which is taken over from HTTP.
 
-    keeps_errors: whether standard error belongs to the output.
+    Frames of standard output and of standard error are not told apart.
     """
 
-    def __init__(self, api: APIClient, execution: str, *, keeps_errors: bool = True) -> None:
+    def __init__(self, api: APIClient, execution: str) -> None:
         self._api = api
         self._execution = execution
-        self._keeps_errors = keeps_errors
         # What the response has read beyond its head would be lost: the process must not speak before it is spoken to.
-        self._holder: Any = api.exec_start(execution, socket=True)  # of several types, by the engine's URL
-        held: Any = getattr(self._holder, "_sock", None)
-        self._socket: socket.socket = self._holder if held is None else held
+        self._holder = cast(Any, api.exec_start(execution, socket=True))
+        self._socket = cast(socket.socket, getattr(self._holder, "_sock", self._holder))
         self._socket.settimeout(_MAX_SEND_S)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -59,21 +56,18 @@ class DockerStream:
         return int(code)
 
     def close(self) -> None:
+        # The SDK keeps the response at what it returns; it holds the connection.
+        self._holder._response.close()
         self._socket.close()
-        self._holder.close()
-        response = getattr(self._holder, "_response", None)
-        if response is not None:
-            response.close()
 
     def _next_payload(self) -> bytes:
         """What whole frames hold."""
         payload = bytearray()
         while len(self._buffer) >= _HEADER.size:
-            kind, size = _HEADER.unpack_from(self._buffer)
+            (size,) = _HEADER.unpack_from(self._buffer)
             end = _HEADER.size + size
             if len(self._buffer) < end:
                 break
-            if self._keeps_errors or kind != _ERRORS:
-                payload += self._buffer[_HEADER.size : end]
+            payload += self._buffer[_HEADER.size : end]
             del self._buffer[:end]
         return bytes(payload)

@@ -1,0 +1,3 @@
+# The machine of OS tasks that ask for Ubuntu by name.
+ARG DEFAULT=local-os/default
+FROM ${DEFAULT}
