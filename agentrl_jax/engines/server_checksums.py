@@ -1,7 +1,8 @@
 """What a server's tensors must hash to, computed on our side from an export. No jax.
 
 SGLang fuses tensors as it loads them (q, k and v; gate and up), splits them over its ranks, and rounds the vocabulary
-up. Its `/weights_checker` hashes what it ends up with, by its own names. Each of those is rebuilt here from the export.
+up, on a CPU the width of the MLP too. Its `/weights_checker` hashes what it ends up with, by its own names. Each of
+those is rebuilt here from the export.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,15 +31,22 @@ _MAX_SHOWN = 3
 
 
 def check_server(
-    export: Export, ranks: Sequence[Mapping[str, Any]], *, num_kv_heads: int, device: str, vocab_multiple: int
+    export: Export,
+    ranks: Sequence[Mapping[str, Any]],
+    *,
+    num_kv_heads: int,
+    device: str,
+    vocab_multiple: int,
+    mlp_multiple: int = 1,
 ) -> int:
     """Raise EngineError unless every tensor of every rank is what `export` makes of it; return the bytes compared.
 
     ranks: of the answer of `/weights_checker`, each with its checksums and its place. device: the server's, which
-    decides how it hashes. vocab_multiple: what the server rounds the vocabulary up to.
+    decides how it hashes. vocab_multiple, mlp_multiple: what the server rounds the vocabulary up to, and the width of
+    the MLP on each rank.
     """
     digest = words_hash if device == "cuda" else bytes_hash
-    layout = Layout(num_kv_heads=num_kv_heads, vocab_multiple=vocab_multiple)
+    layout = Layout(num_kv_heads=num_kv_heads, vocab_multiple=vocab_multiple, mlp_multiple=mlp_multiple)
     num_bytes = 0
     for rank in ranks:
         place = rank["parallelism_info"]
@@ -57,6 +65,7 @@ class Layout:
 
     num_kv_heads: int
     vocab_multiple: int
+    mlp_multiple: int = 1
 
 
 def rank_parts(
@@ -94,6 +103,8 @@ def shards(name: str, array: Words, layout: Layout, rank: int, size: int) -> lis
         rows = -(-len(array) // layout.vocab_multiple) * layout.vocab_multiple // size
         own = array[rank * rows : (rank + 1) * rows]
         return [own, np.zeros((rows - len(own), array.shape[1]), array.dtype)]
+    if ".mlp." in name:
+        array = _widened(name, array, layout.mlp_multiple * size)
     if size == 1 or not any(part in name for part in (".self_attn.", ".mlp.")) or "_norm." in name:
         return [array]
     if name.endswith(_BY_INPUTS):
@@ -105,6 +116,18 @@ def shards(name: str, array: Words, layout: Layout, rank: int, size: int) -> lis
             np.split(array, layout.num_kv_heads)[rank * layout.num_kv_heads // size]
         ]  # a head is held by several ranks
     return [np.split(array, size)[rank]]
+
+
+def _widened(name: str, array: Words, multiple: int) -> Words:
+    """With zeros for what the MLP has got in addition: inputs of its last matrix, outputs of the others."""
+    if name.endswith(_BY_INPUTS):
+        return np.pad(array, ((0, 0), (0, -array.shape[1] % multiple))) if array.shape[1] % multiple else array
+    halves = 2 if ".gate_up_proj." in name else 1
+    missing = -(len(array) // halves) % multiple
+    if not missing:
+        return array
+    rest = ((0, 0),) * (array.ndim - 1)
+    return np.concatenate([np.pad(half, ((0, missing), *rest)) for half in np.split(array, halves)])
 
 
 def bytes_hash(parts: Sequence[Words]) -> str:

@@ -82,6 +82,7 @@ class Verification:
             num_kv_heads=self.num_kv_heads,
             device=facts.device or "cpu",
             vocab_multiple=64 if facts.engine == "sglang" else 1,
+            mlp_multiple=32 if facts.engine == "sglang" and facts.device == "cpu" else 1,
         )
 
 

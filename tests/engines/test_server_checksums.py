@@ -160,3 +160,27 @@ def test_the_hash_of_gpus_is_the_one_word_at_a_time(num_bytes: int) -> None:
 
 def test_nothing_hashes_to_zero_on_a_gpu() -> None:
     assert words_hash([np.zeros(0, np.uint8)]) == "0" * 16
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_server_on_a_cpu_widens_the_mlp_with_zeros(tmp_path: Path, size: int) -> None:
+    arrays = random_arrays(0)
+    gate, up, down = (arrays[f"{LAYER}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))  # six wide
+    wide = {1: 8, 2: 16}[size]  # to a multiple of eight on each rank
+    zeros = np.zeros((wide - 6, 8), np.float32)
+    ranks = []
+    for rank in range(size):
+        own = slice(rank * wide // size, (rank + 1) * wide // size)
+        widened = {
+            f"{LAYER}mlp.gate_up_proj.weight": sha(
+                np.concatenate([gate, zeros])[own], np.concatenate([up, zeros])[own]
+            ),
+            f"{LAYER}mlp.down_proj.weight": sha(np.concatenate([down, zeros.T], axis=1)[:, own]),
+        }
+        ranks.append(answer(fused(arrays, rank, size) | widened, rank, size))
+    settings = {"num_kv_heads": NUM_KV_HEADS, "device": "cpu", "vocab_multiple": 64}
+    with exports_in(tmp_path / "exports") as exports:
+        export = exports.write(0, in_buckets(arrays))
+        check_server(export, ranks, **settings, mlp_multiple=8)
+        with pytest.raises(EngineError, match="down_proj"):
+            check_server(export, ranks, **settings)
