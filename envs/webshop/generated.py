@@ -23,9 +23,9 @@ _MAX_MADE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """num_things, num_colours: how many of the words it uses. num_alike: products of the wanted thing; num_others: of
-    others. options: the options of every product. has_styles: titles and goals name a style too. has_prices: the
-    instruction bounds the price.
+    """num_things, num_colours, num_ids: how many of the words it uses. num_alike: products of the wanted thing;
+    num_others: of others. options: the options of every product. has_styles: titles and goals name a style too.
+    has_prices: the instruction bounds the price.
     """
 
     num_things: int
@@ -34,6 +34,7 @@ class Level:
     num_others: int
     options: dict[str, tuple[str, ...]]
     max_turns: int
+    num_ids: int = len(IDS)
     has_styles: bool = False
     has_prices: bool = False
 
@@ -41,11 +42,13 @@ class Level:
     def vocabulary(self) -> tuple[str, ...]:
         words = [*THINGS[: self.num_things], *COLOURS[: self.num_colours]]
         words += [value for values in self.options.values() for value in values]
-        return (*words, *(STYLES if self.has_styles else ()), *IDS)
+        return (*words, *(STYLES if self.has_styles else ()), *IDS[: self.num_ids])
 
 
 LEVELS = {
-    1: Level(num_things=10, num_colours=8, num_alike=2, num_others=1, options={"size": SIZES}, max_turns=7),
+    1: Level(
+        num_things=10, num_colours=8, num_ids=20, num_alike=2, num_others=1, options={"size": SIZES[:2]}, max_turns=7
+    ),
     2: Level(
         num_things=16,
         num_colours=10,
@@ -116,7 +119,7 @@ class GeneratedShops:
                 alike[(*title[:-1], wanted[-1])] = None
         titles = [*alike, *others]
         rng.shuffle(titles)
-        ids = rng.sample(IDS, len(titles))
+        ids = rng.sample(IDS[: self._level.num_ids], len(titles))
         return [self._product(id_, title, rng) for id_, title in zip(ids, titles, strict=True)]
 
     def _product(self, id_: str, title: tuple[str, ...], rng: Random) -> Product:
