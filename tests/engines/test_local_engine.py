@@ -140,6 +140,18 @@ async def test_a_greedy_turn_is_the_same_in_any_company_and_close_to_it_at_other
         np.testing.assert_allclose(completion.logprobs, found[4].logprobs, atol=1e-5)
 
 
+async def test_a_draw_does_not_depend_on_the_block_that_it_falls_into() -> None:
+    found = []
+    for num_steps in (1, 5):
+        config = replace(CONFIG, num_slots=1, decode_block=num_steps, prefill_shapes=((1, 5),))
+        async with open_tiny(config=config) as engine:
+            found.append(await engine.generate(PROMPT, params(max_new_tokens=20, seed=3), session="s"))
+    singly, in_blocks = found
+    assert len(set(singly.ids.tolist())) > 3
+    assert singly.ids.tolist() == in_blocks.ids.tolist()
+    np.testing.assert_allclose(singly.logprobs, in_blocks.logprobs, atol=1e-5)
+
+
 async def test_publishing_while_turns_run_never_loses_one() -> None:
     weights = {version: random_weights(version) for version in range(4)}
     async with open_tiny() as engine:

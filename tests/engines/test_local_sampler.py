@@ -115,6 +115,15 @@ def test_an_id_of_probability_0_is_never_drawn(seed: int, size: int, uniform: fl
     assert np.isfinite(logprobs).all()
 
 
+def test_sums_are_inverted_by_hand() -> None:
+    weights = np.array([[0, 1, 2, 0, 1, 0]] * 5, np.float32)
+    last = np.nextafter(np.float32(1), np.float32(0))  # times a sum, it may be that sum
+    uniforms = np.array([[0.0, 0.25, 0.74, 0.75, last]], np.float32).T
+    assert np.asarray(_invert_sums(weights, uniforms)).tolist() == [1, 2, 2, 4, 4]
+    rounded = np.array([[np.nextafter(np.float32(2), np.float32(0)), 0]], np.float32)
+    assert np.asarray(_invert_sums(rounded, np.array([[last]]))).tolist() == [0]
+
+
 def test_sums_that_are_rounded_up_at_a_weight_of_0_do_not_choose_it() -> None:
     """Parallel sums of more than 128 weights may grow, or fall, by their rounding alone."""
     generator = np.random.default_rng(0)
@@ -147,7 +156,8 @@ def test_banned_ids_have_probability_0_and_the_rest_is_renormalised() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_give_a_logprob_that_is_not_finite(bad: float) -> None:
     logits = np.stack([LOGITS, np.where(LOGITS == 2.0, np.float32(bad), LOGITS)])
-    _, logprobs = draw(logits, [0, 0], [0, 0], 1.0)
+    ids, logprobs = draw(logits, [0, 0], [0, 0], 1.0)
+    assert 0 <= ids[1] < len(LOGITS)
     assert np.isfinite(logprobs).tolist() == [True, False]
 
 
@@ -203,6 +213,13 @@ def test_truncations_keep_what_sorting_keeps(seed: int, top_k: int, top_p: float
     kept = np.asarray(KEEPS(scores[None], cuts))[0]
     expected = kept_by_sorting(scores, Truncation(top_k=top_k, top_p=top_p, min_p=min_p))
     np.testing.assert_array_equal(kept, expected)
+
+
+def test_a_share_of_1_keeps_what_does_not_show_in_the_sum() -> None:
+    cuts = Truncations(np.zeros(1, np.int32), np.ones(1, np.float32), np.full(1, 1e-30, np.float32))
+    assert np.asarray(keeps(np.array([[0.0, -30.0, -40.0, -80.0]], np.float32), cuts)).tolist() == [
+        [True, True, True, False]
+    ]
 
 
 def test_ids_as_likely_as_the_last_that_is_kept_are_kept() -> None:

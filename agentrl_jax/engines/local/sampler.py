@@ -93,8 +93,7 @@ def _least_kept(scaled: Float[Array, "R V"], truncations: Truncations) -> UInt32
     by_mass = _largest(lambda least: jnp.where(scores >= least, probs, 0.0).sum(-1, keepdims=True) >= top_ps, scores)
     by_mass = jnp.where(top_ps < 1, by_mass, 0)
     by_prob = jnp.where(probs >= min_ps * probs.max(-1, keepdims=True), scores, jnp.uint32(2**32 - 1))
-    least = jnp.maximum(jnp.maximum(by_rank, by_mass), by_prob.min(-1, keepdims=True))
-    return jnp.minimum(least, scores.max(-1, keepdims=True))
+    return jnp.maximum(jnp.maximum(by_rank, by_mass), by_prob.min(-1, keepdims=True))
 
 
 def _ordered(scores: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
