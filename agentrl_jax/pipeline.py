@@ -8,25 +8,19 @@ A run that has a checkpoint goes on from it: no demonstrations, no warm-up, and 
 not taken a step yet.
 """
 
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import trio
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import make_loss
-from agentrl_jax.algo.policy_metrics import mismatch_alarm
 from agentrl_jax.batch_files import save_batch
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
-from agentrl_jax.controller.collector import calm_collector
 from agentrl_jax.controller.interrupts import watch_signals
 from agentrl_jax.controller.journal_port import ThreadedJournal
 from agentrl_jax.controller.journal_resume import ResumePlan
@@ -35,30 +29,29 @@ from agentrl_jax.controller.monitor import LoopMonitor
 from agentrl_jax.controller.ports import StepOutcome, StepRecord
 from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.controller.sessions import SessionFactory
-from agentrl_jax.controller.statistics import as_record
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.telemetry import open_telemetry
-from agentrl_jax.controller.watch import RunWarning, crowding_warnings
+from agentrl_jax.controller.watch import crowding_warnings
 from agentrl_jax.engines.local.placement import engine_place
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.lead import Beginning, Leader, policy_buckets
+from agentrl_jax.lead import Beginning, Leader
 from agentrl_jax.learner import Learner
 from agentrl_jax.learning import begin_learning, compile_ahead, resume_learning, warm_up_learner
 from agentrl_jax.packing import build_batch
 from agentrl_jax.preparation import Prepared, prepare, reopen
 from agentrl_jax.profiling import StepProfiler
-from agentrl_jax.report.progress import step_line, step_record, task_lines
 from agentrl_jax.rollouts import Rollouts
-from agentrl_jax.run_engines import RunEngines, Weights, check_servers, open_served_engines
+from agentrl_jax.run_engines import RunEngines, check_servers
 from agentrl_jax.run_evaluation import MODES, Evaluations, RunEvaluations, Say
-from agentrl_jax.run_local_engines import open_local_engines
+from agentrl_jax.run_open_engines import open_run_engines
+from agentrl_jax.run_policies import RunPolicies
+from agentrl_jax.run_reports import StepReports
 from agentrl_jax.run_warm_up import run_warm_up
 from agentrl_jax.runlog import RunLog
-from agentrl_jax.scoring import score_ids
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.step_plan import StepPlan
-from agentrl_jax.survival import LaggingPolicy, Survival
+from agentrl_jax.survival import Survival
 from agentrl_jax.types import Floats, Group, Ids
 
 
@@ -160,7 +153,7 @@ class _Training:
         self.survival, self.say, self.stop, self.lead = survival, say, stop, lead
         self.loss = make_loss(self.config.loss)
         self.learner: Learner
-        self.lagging: LaggingPolicy | None = None
+        self.policies: RunPolicies
         self.sampler = TaskSampler(
             families,
             self.config.rollout.weights(self.config.env_names),
@@ -169,26 +162,27 @@ class _Training:
             curriculum=self.config.rollout.curriculum,
         )
         self.shares = self.config.pool.make_shares()
-        self.rollouts: Rollouts
         self.engines: RunEngines
         self.monitor = LoopMonitor()
         self.profiler = StepProfiler(self.config.profile, run_log.folder / "profile", say)
         self.num_learned = 0
-        self.step_begun = self.rl_begun = 0.0
+        self.reports: StepReports
         self.place = engine_place(self.config.engine_devices, mesh)
         self.evaluations: RunEvaluations
         self.beside: trio.Nursery
-        self.is_evaluating = False
 
     async def run(self) -> TrainResult:
         await trio.to_thread.run_sync(self.lead.begin, self._beginning())
         if self.survival.has_checkpoint:
             self.learner = await trio.to_thread.run_sync(self._resume_learner)
             lagging = await trio.to_thread.run_sync(self.survival.restore, self.learner)
-            self.lagging = lagging if self.config.pool.has_lagging else None
+            lagging = lagging if self.config.pool.has_lagging else None
             self.shares.restore(self.survival.shares)
-        elif not await self._warm_up():
+        elif await self._warm_up():
+            lagging = None
+        else:
             return self._stopped_in_warm_up()
+        self.policies = RunPolicies(self.config, self.policy, self.learner, self.lead, lagging)
         try:
             return await self._reinforce()
         finally:
@@ -248,7 +242,7 @@ class _Training:
 
     def _save(self) -> None:
         self._save_model()
-        self.survival.save(self.learner, self.lagging, num_learned=self.num_learned)
+        self.survival.save(self.learner, self.policies.lagging, num_learned=self.num_learned)
 
     async def _reinforce(self) -> TrainResult:
         before, after = self.run_log.earlier_evaluations("before", step=0), Evaluations()
@@ -259,7 +253,6 @@ class _Training:
             tokenizer, pool = self.policy.tokenizer, self.engines.pool
             pool.shares = self.shares
             rollouts = Rollouts(self.families, self.sessions, tokenizer, self.config, pool, telemetry)
-            self.rollouts = rollouts
             self.evaluations = RunEvaluations(rollouts, self.config, self.run_log, self.say, self.stop.wait)
             if plan.step == 0 and len(before) < len(MODES):
                 before = await self.evaluations.evaluate("before", step=0)
@@ -283,8 +276,8 @@ class _Training:
         is_new = not self.survival.has_checkpoint
         plan = await trio.to_thread.run_sync(self.survival.begin, self.sampler, self.config.rollout)
         self.num_learned = plan.step
-        if self.config.pool.has_lagging and self.lagging is None:
-            self.lagging = await trio.to_thread.run_sync(self._lagging_copy, plan.version)
+        if self.config.pool.has_lagging and self.policies.lagging is None:
+            await trio.to_thread.run_sync(self.policies.lag, plan.version)
         if is_new:
             self._remember(plan.step, plan.version)
             await trio.to_thread.run_sync(self._save)
@@ -297,64 +290,38 @@ class _Training:
             self.run_log.log_resume(plan.step, plan.version, adopted=len(plan.adopted), reissued=dict(plan.reasons))
         return plan
 
-    def _lagging_copy(self, version: int) -> LaggingPolicy:
-        self.lead(StepPlan(lag=True))
-        return LaggingPolicy(weights=jax.tree.map(jnp.copy, self.learner.params), version=version)
-
     def _remember(self, step: int, version: int) -> None:
-        lagging = None if self.lagging is None else self.lagging.version
+        lagging = None if self.policies.lagging is None else self.policies.lagging.version
         shares = self.shares.state()
         self.survival.remember(step, version=version, sampler=self.sampler, lagging_version=lagging, shares=shares)
 
-    @asynccontextmanager
-    async def _open_engines(self, version: int) -> AsyncIterator[RunEngines]:
+    def _open_engines(self, version: int) -> AbstractAsyncContextManager[RunEngines]:
         """The current policy's engines, serving the learner's params as `version`, and the lagging policy's."""
-        config, policy = self.config, self.policy
-        current, lagging = self._learned(version), None
-        if self.lagging is not None:
-            lagging = Weights(take=partial(self._take, self.lagging), version=self.lagging.version)
-        async with AsyncExitStack() as stack:
-            engines: RunEngines
-            if config.has_local_engines:
-                local = open_local_engines(
-                    config, policy.model, self.place, current=current, lagging=lagging, say=self.say
-                )
-                engines = await stack.enter_async_context(local)
-            else:
-                score = self._score if self.lead.is_alone else None
-                served = open_served_engines(
-                    config, policy, self.run_log.folder, current=current, lagging=lagging, score=score, say=self.say
-                )
-                engines = await stack.enter_async_context(served)
-            stack.enter_context(calm_collector())  # whatever lives as long as the run is there now
-            yield engines
-
-    def _learned(self, version: int) -> Weights:
-        return Weights(take=partial(self._take, None), version=version)
-
-    def _take(self, lagging: LaggingPolicy | None) -> Any:
-        """The learner's params, or the lagging policy's, as the engines want them."""
-        if self.config.has_local_engines and lagging is None:
-            return self.lead.engine_weights(self.learner)
-        if self.config.has_local_engines and lagging is not None:
-            return self.lead.lagging_weights(lagging.weights, self.policy.model)
-        self.lead(StepPlan(publish=lagging is None, publish_lagging=lagging is not None))
-        params = self.learner.params if lagging is None else lagging.weights
-        return policy_buckets(self.config, self.policy.model, self.policy.dtype, params)
+        return open_run_engines(
+            self.config,
+            self.policy,
+            self.run_log.folder,
+            self.place,
+            current=self.policies.learned(version),
+            lagging=self.policies.lagged(),
+            score=self._score if self.lead.is_alone else None,
+            say=self.say,
+        )
 
     async def _score(self, ids: Ids, temperature: float) -> Floats:
-        return await trio.to_thread.run_sync(score_ids, self.learner, self.config.packing, ids, temperature)
+        return await trio.to_thread.run_sync(self.policies.score, ids, temperature)
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
         """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
         await trio.to_thread.run_sync(compile_ahead, self.learner, self.config, self.say)
-        self.rl_begun = self.step_begun = time.monotonic()
-        self._warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
+        parts = rollouts, self.engines, self.monitor
+        self.reports = StepReports(self.config, self.policy, self.run_log, self.say, *parts)
+        self.reports.warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 
         async def publish(version: int) -> None:
-            served = await self.engines.publish(self._learned(version))
-            if self.lagging is not None and served["lagging-0"] == version:
-                self.lagging = await trio.to_thread.run_sync(self._lagging_copy, version)
+            served = await self.engines.publish(self.policies.learned(version))
+            if self.policies.lagging is not None and served["lagging-0"] == version:
+                await trio.to_thread.run_sync(self.policies.lag, version)
 
         loop_stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -379,10 +346,9 @@ class _Training:
                     journal=ThreadedJournal(self.survival.journal),
                 )
             nursery.cancel_scope.cancel()
-        seconds = time.monotonic() - self.rl_begun
         self.say(
             f"reinforcement learning: {result.num_steps} steps, {result.version - plan.version} published, "
-            f"{seconds:.0f} s"
+            f"{self.reports.seconds:.0f} s"
         )
         return plan.step + result.num_steps, result.version
 
@@ -407,52 +373,14 @@ class _Training:
         step = record.step + 1
         self.shares.observe(record.groups)
         self._remember(step, record.version + record.is_applied)  # before anything is awaited
-        now = time.monotonic()
-        step_s, self.step_begun = now - self.step_begun, now
-        await trio.to_thread.run_sync(self._log_episodes, step, (*record.groups, *record.dropped, *record.cancelled))
-        statistics = {"loop": as_record(self.monitor.statistics()), "rollouts": as_record(self.rollouts.statistics())}
-        statistics |= {"publish": as_record(publishing)} if (publishing := self.engines.statistics()) else {}
-        times = {"step_s": step_s, "rl_s": now - self.rl_begun}
-        self.run_log.log_metrics("step", {**step_record(record), **statistics, **times})
-        self.say(step_line(record, max_steps=self.config.max_steps, step_s=step_s))
-        for line in task_lines(record):
-            self.say(line)
-        self._warn(step, record.warnings)
-        alarm = mismatch_alarm(record.metrics, self.config.mismatch_alarm)
-        if alarm is not None:
-            self._warn(step, [RunWarning(name="mismatch", env="", text=alarm)])
+        await self.reports.report(record)
         every = self.config.eval_every
         if every is not None and step % every == 0 and step < self.config.max_steps:  # the last one is evaluated after
-            await self._begin_evaluation(step, record.version + record.is_applied)
+            policy = self.policies.learned(record.version + record.is_applied)
+            await self.evaluations.begin_beside(self.beside, step, self.engines.evaluating(policy))
         if step % self.config.save_every == 0:
-            save = partial(self.survival.save, self.learner, self.lagging, num_learned=self.num_learned)
+            save = partial(self.survival.save, self.learner, self.policies.lagging, num_learned=self.num_learned)
             await trio.to_thread.run_sync(save)
-
-    def _log_episodes(self, step: int, groups: Sequence[Group]) -> None:
-        for group in groups:
-            for trajectory in group.trajectories:
-                self.run_log.log_episode(step, trajectory, self.policy.tokenizer.decode)
-
-    def _warn(self, step: int, warnings: Sequence[RunWarning]) -> None:
-        for warning in warnings:
-            self.run_log.log_metrics("warning", {"step": step, **asdict(warning)})
-            self.say(f"WARNING: {warning.text}")
-
-    async def _begin_evaluation(self, step: int, version: int) -> None:
-        if self.is_evaluating:
-            self.say(f"no evaluation at step {step}: the one before is still running")
-            return
-        self.is_evaluating = True
-        await self.beside.start(self._evaluate_beside, step, version)
-
-    async def _evaluate_beside(
-        self, step: int, version: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Evaluate the learner's policy of now, where engines are servers the current one; started once it is there."""
-        async with self.engines.evaluating(self._learned(version)) as engine:
-            task_status.started()
-            await self.evaluations.evaluate("during", step=step, engine=engine)
-        self.is_evaluating = False
 
 
 async def _set_after(event: trio.Event, wait: Callable[[], Awaitable[object]]) -> None:

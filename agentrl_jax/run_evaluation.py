@@ -1,6 +1,9 @@
 """The evaluations of a training run: carried out, logged and said as they come, and compared in the end."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.engines.protocol import Engine
@@ -28,6 +31,7 @@ class RunEvaluations:
         until: Callable[[], Awaitable[object]],
     ) -> None:
         self._rollouts, self._config, self._run_log, self._say, self._until = rollouts, config, run_log, say, until
+        self._is_beside = False
 
     async def evaluate(self, when: str, *, step: int, engine: Engine | None = None) -> Evaluations:
         """Evaluate in every mode that there is time for. when: "before", "during" or "after" training.
@@ -48,6 +52,31 @@ class RunEvaluations:
             for line in evaluation_lines(f"{when:<7}", found.values()):
                 self._say(line)
         return results
+
+    async def begin_beside(
+        self, nursery: trio.Nursery, step: int, opening: AbstractAsyncContextManager[Engine | None]
+    ) -> None:
+        """Evaluate in `nursery`, while training goes on; return once `opening` has given the engine for it.
+
+        One at a time: while one still runs, this only says so.
+        """
+        if self._is_beside:
+            self._say(f"no evaluation at step {step}: the one before is still running")
+            return
+        self._is_beside = True
+        await nursery.start(self._evaluate_beside, step, opening)
+
+    async def _evaluate_beside(
+        self,
+        step: int,
+        opening: AbstractAsyncContextManager[Engine | None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        async with opening as engine:
+            task_status.started()
+            await self.evaluate("during", step=step, engine=engine)
+        self._is_beside = False
 
     def conclude(self, before: Evaluations, after: Evaluations) -> None:
         """Say and log what was gained, in the modes that were evaluated before and after."""
