@@ -21,6 +21,7 @@ from agentrl_jax.sft_config import SftConfig
 from agentrl_jax.sft_data import Conversation
 from agentrl_jax.sft_run import SftData, SftResult, run_sft, segments_of, split_conversations
 from agentrl_jax.sharding import make_mesh, parse_mesh
+from agentrl_jax.types import Bools, Ids
 from envs.knowledge_graph import family
 from tests.launch.test_replay_episode import expert_episode
 
@@ -132,6 +133,29 @@ def test_a_turn_of_weight_0_is_context_and_no_more(tmp_path: Path) -> None:
     turn = renderer.encode_turn([m for m in whole.messages if m.role == "assistant"][1])
     assert ids[middle].tolist() == turn.tolist()
     assert not (middle & ~mask).any()
+
+
+def test_weights_are_of_turns_across_the_segments_of_a_template_that_rewrites() -> None:
+    """Two prompts of one turn each, then one of none: the second weight is the second prompt's."""
+
+    class Rewriting:
+        def demonstration_segments(self, *conversation: object) -> list[tuple[Ids, Bools]]:
+            masks = ([False, True, True], [False, False, True, False], [False, False])
+            return [(np.arange(len(mask), dtype=np.int32), np.array(mask)) for mask in masks]
+
+    for learnt in ((True, False), (False, True)):
+        found = segments_of(replace(CONVERSATIONS[0], is_learnt=learnt), Rewriting())  # type: ignore[arg-type]
+        assert [bool(mask.any()) for _, mask in found] == [*learnt, False]
+
+
+def test_conversations_of_no_weight_take_no_place_in_a_batch(tmp_path: Path) -> None:
+    mute = [replace(c, is_learnt=(False,) * len(c.is_learnt)) for c in DATA.train[8:]]
+    data = replace(DATA, train=[*DATA.train[:8], *mute])
+    carry_out(replace(CONFIG, max_steps=2), tmp_path / "run", data=data)
+    steps = [record for record in read_records(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "step"]
+    # Every batch is the same eight.
+    assert len({step["metrics"]["num_loss_tokens"] for step in steps}) == 1
+    assert all(step["metrics"]["is_applied"] for step in steps)
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
