@@ -120,6 +120,7 @@ class BubblewrapSandbox:
         self._driver = driver
         self._machine = machine
         self._shell: Shell | None = None
+        self._shell_process = 0
         self._is_open = True
 
     def run(self, command: str, *, timeout_s: float) -> Ran:
@@ -129,6 +130,7 @@ class BubblewrapSandbox:
         if not self._shell.is_alive:
             self._shell.close()
             self._shell = None
+            self._signal(self._shell_process, is_kill=True)
             # Says SandboxGone if the shell went with the machine.
             self._shell = self._new_shell()
         return ran
@@ -150,7 +152,7 @@ class BubblewrapSandbox:
                     break
             if data is None or kept.is_flood:
                 stopped = TOO_MUCH if kept.is_flood else OUT_OF_TIME
-                self._driver.ask({"do": "signal", "process": process, "is_kill": True})
+                self._signal(process, is_kill=True)
             code = None if stopped else stream.exit_code()
         finally:
             stream.close()
@@ -209,14 +211,13 @@ class BubblewrapSandbox:
 
     def _new_shell(self) -> Shell:
         process, stream = self._start(ARGV)
-        signal = {"do": "signal", "process": process}
-
-        def interrupt() -> None:
-            self._driver.ask(signal | {"is_kill": False})
-
+        self._shell_process = process
         try:
-            shell = Shell(stream, interrupt)
+            return Shell(stream, lambda: self._signal(process, is_kill=False))
         except BaseException:
             stream.close()
             raise
-        return shell
+
+    def _signal(self, process: int, *, is_kill: bool) -> None:
+        """Interrupt a program, or end it with all below it; nothing if it has ended."""
+        self._driver.ask({"do": "signal", "process": process, "is_kill": is_kill})

@@ -21,6 +21,7 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 # A group is empty once the kernel has ended its processes, which it does behind their parents' backs.
 _GONE_S = 5.0
+_GONE_STEP_S = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,11 @@ class OwnedCgroups:
             raise OSError("no limit of memory")
         return created
 
+    @property
+    def holds_owner(self) -> bool:
+        """Whether `hand_over` puts this process into one of the groups."""
+        return self._places.version == 2
+
     def hand_over(self, owner: int) -> None:
         """Let the user `owner`, which this process is about to become, make the groups from now on."""
         self._make_folders()
@@ -151,9 +157,29 @@ class OwnedCgroups:
             _remove_when_empty(path)
 
     def close(self) -> None:
-        """Remove them all."""
+        """Remove them all, once their processes are gone. Those that stay are left to the next owner's `sweep`."""
         for folder in self._folders:
-            _remove_below(folder)
+            if folder.is_dir():
+                with suppress(OSError):
+                    for child in folder.iterdir():
+                        if child.is_dir():
+                            _remove_when_empty(child)
+                    _remove_when_empty(folder)
+
+    def close_after_end(self) -> int:
+        """Fork a process that closes this when all copies of a descriptor are closed, this process's last one with its
+        end: it keeps the rights to do so, should this process give them up. Returns the descriptor."""
+        alive, held = os.pipe()
+        if os.fork() == 0:
+            try:
+                os.close(held)
+                os.setsid()
+                os.read(alive, 1)
+                self.close()
+            finally:
+                os._exit(0)
+        os.close(alive)
+        return held
 
     def sweep(self, proc: Path = Path("/proc")) -> None:
         """Remove what processes have left that are no more."""
@@ -195,7 +221,7 @@ def _remove_when_empty(path: Path) -> None:
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            os.sched_yield()
+            time.sleep(_GONE_STEP_S)  # the kernel tells nobody
         else:
             return
 

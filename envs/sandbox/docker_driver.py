@@ -56,6 +56,7 @@ class DockerDriver:
     def __init__(self, url: str | None = None, *, num_warm: int = NUM_WARM) -> None:
         self._num_warm = num_warm
         self._local = threading.local()
+        self._apis: list[APIClient] = []
         self._mark = docker_engine.new_mark()
         self._url = url
         try:
@@ -63,7 +64,11 @@ class DockerDriver:
             docker_engine.sweep(self.api)
             check_image(self.api, "default")
         except SandboxLost as error:
+            self._close_apis()
             raise ConfigError(f"sandboxes of docker need an engine that answers: {error}") from error
+        except ConfigError:
+            self._close_apis()
+            raise
         self._janitor = subprocess.Popen(
             [sys.executable, "-c", COMMAND, json.dumps(sys.path), url or "", self._mark],
             stdin=subprocess.PIPE,
@@ -82,6 +87,7 @@ class DockerDriver:
         api: APIClient | None = getattr(self._local, "api", None)
         if api is None:
             api = self._local.api = docker_engine.connect(self._url)
+            self._apis.append(api)
         return api
 
     def open(self, image: str, limits: Limits) -> "DockerSandbox":
@@ -113,7 +119,11 @@ class DockerDriver:
         self._janitor.kill()
         self._janitor.stdin.close()
         self._janitor.wait()
-        self.api.close()
+        self._close_apis()
+
+    def _close_apis(self) -> None:
+        for api in self._apis:
+            api.close()
 
     def pristine(self, image: str) -> bytes:
         """An archive of what runs grading scripts, from a container of the image that nobody has used."""
@@ -129,15 +139,12 @@ class DockerDriver:
 
     def _fill(self) -> None:
         """Start containers ahead, for as long as the engine lets us: without them, opening one takes longer."""
-        try:
-            while (key := self._orders.get()) is not None and self._is_open:
-                image, limits = key
-                try:
-                    self._warm[key].put(docker_engine.create(self.api, image, limits, self._mark))
-                except SandboxLost:
-                    continue
-        finally:
-            self.api.close()
+        while (key := self._orders.get()) is not None and self._is_open:
+            image, limits = key
+            try:
+                self._warm[key].put(docker_engine.create(self.api, image, limits, self._mark))
+            except SandboxLost:
+                continue
 
 
 class DockerSandbox:

@@ -23,7 +23,13 @@ def send(end: socket.socket, value: Any, fds: tuple[int, ...] = ()) -> None:
 def receive(end: socket.socket) -> tuple[Any, tuple[int, ...]] | None:
     """The next value, and the descriptors that came with it, which are now this process's; None once the other side is
     gone."""
-    header, fds, _, _ = socket.recv_fds(end, _HEADER.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    # socket.recv_fds drops the flag that keeps descriptors from programs executed later.
+    room = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
+    header, ancillary, _, _ = end.recvmsg(_HEADER.size, room, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     while header and len(header) < _HEADER.size:
         header += end.recv(_HEADER.size - len(header))
     if not header:
@@ -33,7 +39,7 @@ def receive(end: socket.socket) -> tuple[Any, tuple[int, ...]] | None:
     while len(payload) < missing:
         data = end.recv(missing - len(payload))
         if not data:
-            close_all(fds)
+            close_all(tuple(fds))
             return None
         payload += data
     return json.loads(payload), tuple(fds)

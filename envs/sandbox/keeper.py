@@ -41,6 +41,7 @@ class Keeper:
         self._cgroups = None if places is None else OwnedCgroups(places)
         if self._cgroups is not None:
             self._cgroups.sweep()
+            self._held = self._cgroups.close_after_end()
             self._cgroups.hand_over(FIRST_USER)
         self._ground = prepare(bwrap, root)
         self._machines: dict[int, Machine] = {}
@@ -87,7 +88,11 @@ class Keeper:
         for number in list(self._machines):
             self._remove(number)
         if self._cgroups is not None:
-            self._cgroups.close()
+            # What is left of the groups goes when this process does, or before it where that can be.
+            os.close(self._held)
+            if not self._cgroups.holds_owner:
+                with suppress(ChildProcessError):
+                    os.waitpid(-1, 0)
 
     def _answer_one(self) -> bool:
         try:

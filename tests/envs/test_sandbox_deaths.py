@@ -1,0 +1,159 @@
+"""What is left of sandboxes when processes die: nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from envs.sandbox.protocol import Limits, SandboxLost
+from tests.envs.sandbox_world import bubblewrap_driver, cgroup_folders, is_alive, processes_in, running_engine
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+# Opens machines, says what runs in them, and waits to be killed.
+OWNER = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from envs.sandbox.protocol import Limits
+from envs.sandbox.shared import shared_driver
+driver = shared_driver(sys.argv[1]).driver()
+def opened(number):
+    machine = driver.open("default", Limits())
+    machine.run("sleep 1000 & echo x > /tmp/file", timeout_s=60.0)
+    return machine
+with ThreadPoolExecutor(8) as pool:
+    machines = list(pool.map(opened, range(int(sys.argv[2]))))
+print(json.dumps(driver._keeper.pid if hasattr(driver, "_keeper") else 0), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def bubblewrap():
+    bubblewrap_driver().close()
+
+
+def started(sandbox, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, sandbox, str(number)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return process, json.loads(process.stdout.readline())
+
+
+def end_of(process):
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)  # of processes that are not ours there is no other news
+    assert condition()
+
+
+def traces():
+    """Control groups, mounts, and temporary files of this machine."""
+    mounts = len(Path("/proc/mounts").read_text().splitlines())
+    return cgroup_folders(), mounts, set(os.listdir(tempfile.gettempdir()))
+
+
+def test_nothing_is_left_when_the_owner_is_killed_with_64_sessions(bubblewrap):
+    before = traces()
+    process, keeper = started("bubblewrap", 64)
+    ours = cgroup_folders() - before[0]
+    pids = processes_in(ours)
+    if ours:
+        assert len(pids) >= 3 * 64
+    end_of(process)
+    wait_until(lambda: not is_alive(keeper))
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not cgroup_folders() - before[0])
+    after = traces()
+    assert after[1] == before[1]
+    assert not {name for name in after[2] - before[2] if "agentrl" in name or "sandbox" in name}
+
+
+def test_machines_die_with_their_keeper_and_the_next_one_removes_what_is_left(bubblewrap):
+    before = cgroup_folders()
+    process, keeper = started("bubblewrap", 4)
+    pids = processes_in(cgroup_folders() - before)
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, pids)))
+    end_of(process)
+    bubblewrap_driver().close()
+    assert not cgroup_folders() - before
+
+
+def test_a_driver_without_its_keeper_says_so(bubblewrap):
+    driver = bubblewrap_driver()
+    machine = driver.open("", Limits())
+    driver._keeper.kill()
+    driver._keeper.wait()
+    with pytest.raises(SandboxLost):
+        machine.execute(("/bin/true",), timeout_s=5.0)
+    driver.close()
+
+
+def test_closing_a_driver_ends_its_machines(bubblewrap):
+    before = cgroup_folders()
+    driver = bubblewrap_driver()
+    machine = driver.open("", Limits())
+    machine.run("sleep 1000 &", timeout_s=30.0)
+    pids = processes_in(cgroup_folders() - before)
+    machine._shell.close()
+    driver.close()
+    assert not any(map(is_alive, pids))
+    assert not cgroup_folders() - before
+
+
+@pytest.mark.slow
+def test_128_machines_at_once(bubblewrap):
+    with closing(bubblewrap_driver()) as driver, ThreadPoolExecutor(16) as pool:
+        machines = list(pool.map(lambda _: driver.open("", Limits()), range(128)))
+        said = pool.map(
+            lambda numbered: numbered[1].run(f"x={numbered[0]}; echo $x", timeout_s=60.0).text, enumerate(machines)
+        )
+        assert list(said) == [f"{number}\n" for number in range(128)]
+        list(pool.map(lambda machine: machine.close(), machines))
+
+
+@pytest.mark.docker
+def test_no_container_is_left_when_the_owner_is_killed_with_64_sessions():
+    from envs.sandbox.docker_engine import LABEL, connect
+
+    with running_engine() as url, closing(connect(url)) as api:
+        process, _ = started(f"docker:{url}", 64)
+        listed = api.containers(all=True, filters={"label": LABEL})
+        assert len(listed) >= 64
+        end_of(process)
+        wait_until(lambda: not api.containers(all=True, filters={"label": LABEL}))
+
+
+@pytest.mark.docker
+def test_the_next_driver_removes_what_a_killed_one_and_its_janitor_left():
+    from envs.sandbox.docker_driver import DockerDriver
+    from envs.sandbox.docker_engine import LABEL, connect, create, new_mark
+
+    with running_engine() as url, closing(connect(url)) as api:
+        own = new_mark()
+        world, pid, began, word = own.rsplit(".", 3)
+        dead, elsewhere = f"{world}.{pid}.{int(began) + 1}.{word}", f"other-boot.1.{pid}.{began}.{word}"
+        kept = {create(api, "default", Limits(), mark) for mark in (own, elsewhere)}
+        create(api, "default", Limits(), dead)
+        with closing(DockerDriver(url, num_warm=0)):
+            assert {item["Id"] for item in api.containers(all=True, filters={"label": LABEL})} == kept
+        for container in kept:
+            api.remove_container(container, force=True)
