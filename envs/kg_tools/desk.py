@@ -11,7 +11,7 @@ from envs.kg_tools.ontology import Ontology
 from envs.kg_tools.programs import Count, Entity, Extreme, Intersection, Join, Program, parts_of
 
 NUMBER_TYPE = "type.int"
-# The longest published program has 13. Without a bound a policy that intersects a variable with itself again and again
+# The longest published program has 9. Without a bound a policy that intersects a variable with itself again and again
 # would double the program, and the time to look at it, with each call.
 MAX_PARTS = 100
 _VARIABLE = re.compile(r"(?:[Vv]ariable )?#(-?\d+)")
