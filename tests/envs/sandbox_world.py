@@ -217,9 +217,9 @@ def _add(tar, name, *, mode=None, linkname=None, content=None):
     tar.addfile(info, io.BytesIO(content) if content is not None else None)
 
 
-def cgroup_folders():
-    """The control groups of sandboxes on this machine."""
-    return {path for path in Path("/sys/fs/cgroup").glob("**/agentrl_jax-*") if path.is_dir()}
+def cgroup_folders(keeper):
+    """The control groups of a keeper's sandboxes."""
+    return {path for path in Path("/sys/fs/cgroup").glob(f"**/agentrl_jax-{keeper}-*") if path.is_dir()}
 
 
 def processes_in(folders):
@@ -227,6 +227,13 @@ def processes_in(folders):
     return [
         int(pid) for folder in folders for path in folder.glob("**/cgroup.procs") for pid in path.read_text().split()
     ]
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def is_alive(pid):
