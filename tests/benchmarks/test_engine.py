@@ -112,7 +112,7 @@ def test_prefixes_save_their_share_and_nothing_compiles_late(has_lagging: bool, 
     assert outcome.num_compiles == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.sglang
 def test_the_embedded_engine_is_ahead_of_its_peers() -> None:
     if not engine_race.has_peers():
