@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import h2.config
+import h2.connection
 import pytest
 import trio
 from hypothesis import given
@@ -138,3 +140,45 @@ def test_nonsense_ends_the_connection_and_nothing_else(data: bytes, has_preface:
             await ours.send_stream.aclose()
 
     run_virtual(main)
+
+
+async def test_a_message_that_is_cancelled_halfway_ends_its_stream_and_one_that_waits_does_not(
+    autojump_clock: MockClock,
+) -> None:
+    async def silent(call: GrpcStream) -> None:
+        await trio.sleep_forever()
+
+    async with calling(silent) as call:
+        with trio.move_on_after(1.0):
+            await call.send(bytes(16 << 20))  # more than the window
+        with pytest.raises(GrpcError):
+            await call.send(b"x")
+
+
+async def test_what_comes_for_a_call_that_is_over_does_not_fill_the_connections_window() -> None:
+    # Every call is refused at once, and sent a window's worth nevertheless.
+    async def refuse(call: GrpcStream) -> None:
+        raise GrpcRefusal(RESOURCE_EXHAUSTED, "no")
+
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http2, theirs, refuse)
+        peer = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        peer.initiate_connection()
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
+        num_sent = 0
+        for _ in range(30):
+            stream_id = peer.get_next_available_stream_id()
+            peer.send_headers(stream_id, fields)
+            await ours.send_all(peer.data_to_send())
+            for _ in range(60):
+                if min(peer.outbound_flow_control_window, 1 << 14) < 1 << 14:
+                    break
+                peer.send_data(stream_id, bytes(1 << 14))
+                num_sent += 1 << 14
+            peer.end_stream(stream_id)
+            await ours.send_all(peer.data_to_send())
+            await trio.testing.wait_all_tasks_blocked()
+            peer.receive_data(bytes(await ours.receive_some()))
+        assert num_sent > 24 << 20  # the connection's window has 16 MB
+        nursery.cancel_scope.cancel()
