@@ -52,8 +52,8 @@ class HttpResponse:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """max_connections: requests that are under way at a time; more wait. idle_s: how long a connection is kept unused,
-    shorter than any server keeps its end (uvicorn: 5 s). reuse_s: a request that is not idempotent may take a connection
-    that was used less than so long ago; 0: none. max_response_bytes: of one body."""
+    shorter than any server keeps its end (uvicorn: 5 s). reuse_s: a request that is not idempotent may take a
+    connection that was used less than so long ago; 0: none. max_response_bytes: of one body."""
 
     max_connections: int = 4096
     idle_s: float = 4.0
