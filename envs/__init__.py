@@ -1,9 +1,12 @@
 """Environment families. A family's module is imported only when the registry is asked for it."""
 
-from agentrl_jax.env import EnvRegistry
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # processes that own sandboxes import this package, and are the faster the less they hold
+    from agentrl_jax.env import EnvRegistry
 
 
-def register_all(registry: EnvRegistry) -> None:
+def register_all(registry: "EnvRegistry") -> None:
     """Register every family of this package, and those of installed packages (entry points `agentrl_jax.envs`).
 
     Raises ConfigError for a name that is taken.

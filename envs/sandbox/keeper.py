@@ -9,6 +9,7 @@ a machine that was broken from within, or `{"failed": why}`. The end of a progra
 pipe that came with the request.
 """
 
+import gc
 import os
 import resource
 import selectors
@@ -233,6 +234,9 @@ def main() -> None:
         except (OSError, GroundError) as error:
             frames.send(end, {"failed": f"{error}"})
             return
+        # A collection in a forked child would copy every page that it walks.
+        gc.disable()
+        gc.freeze()
         try:
             keeper.serve()
         finally:
