@@ -240,6 +240,7 @@ async def test_health(autojump_clock: MockClock) -> None:
         (STREAM_PATH, BEAT.replace(b"INDEX", b"\xff" * 5), "3"),
         (STREAM_PATH, BEAT.replace(b"ENVELOPE", b"\xff" * 8), "3"),
     ],
+    ids=["unknown method", "no message", "name not UTF-8", "index not UTF-8", "id not UTF-8"],
 )
 async def test_what_is_refused_has_a_code(path: str, sent: bytes, code: str, autojump_clock: MockClock) -> None:
     async with serving() as (server, _), dialling(server, path) as call:
