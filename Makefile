@@ -36,7 +36,7 @@ test: check
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
 # What needs more than the base installation or more than seconds: real training runs, real servers, torch parity.
-SERVICES := bubblewrap mariadb docker chromium bfcl agentrl sglang
+SERVICES := bubblewrap mariadb docker chromium pretrained bfcl agentrl sglang
 TORCH := .venv-services/.installed
 
 $(TORCH): requirements/services.txt $(STAMP)
