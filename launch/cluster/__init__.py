@@ -1,0 +1,1 @@
+"""Env workers and their controller in containers: images, a compose file, Kubernetes manifests."""
