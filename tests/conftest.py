@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SERVICES = ("sglang", "agentrl", "docker", "mariadb", "bubblewrap", "bfcl", "chromium")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one service share a worker, which starts its servers once; they begin first, for they wait longest."""
 

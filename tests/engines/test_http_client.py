@@ -34,7 +34,10 @@ class ScriptedServer:
 
 async def answer(server: ScriptedServer, stream: trio.abc.Stream, *, times: int, last: bytes = b"") -> None:
     for _ in range(times):
-        server.requests.append(bytes(await stream.receive_some(65_536)))
+        request = bytes(await stream.receive_some(65_536))
+        if not request:
+            break  # the client has gone
+        server.requests.append(request)
         await stream.send_all(ANSWER)
     if last:
         server.requests.append(bytes(await stream.receive_some(65_536)))
