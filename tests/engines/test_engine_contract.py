@@ -9,11 +9,11 @@ import pytest
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.testing.engine import FakeEngine
 from tests.engines.contract import EngineContract
-from tests.engines.pause_contract import PauseContract
+from tests.engines.pause_contract import SpanContract
 from tests.engines.tiny_engine import open_tiny, random_weights
 
 
-class TestLocalEngine(PauseContract, EngineContract):
+class TestLocalEngine(SpanContract, EngineContract):
     @pytest.fixture
     async def engine(self) -> AsyncIterator[Engine]:
         async with open_tiny(name="engine-0", pool="lagging") as engine:
@@ -28,7 +28,7 @@ class TestLocalEngine(PauseContract, EngineContract):
         return weights
 
 
-class TestFakeEngine(PauseContract, EngineContract):
+class TestFakeEngine(SpanContract, EngineContract):
     @pytest.fixture
     def engine(self) -> Engine:
         return FakeEngine(name="engine-0", pool="lagging", accepts=lambda weights: weights is not None)

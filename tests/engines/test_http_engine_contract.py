@@ -17,7 +17,7 @@ from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.types import Completion, SamplingParams
 from launch.engine import weights_loader
 from tests.engines.contract import PROMPT, EngineContract
-from tests.engines.pause_contract import PauseContract
+from tests.engines.pause_contract import SpanContract
 from tests.engines.restart_contract import RestartContract
 from tests.engines.served_engines import Host, fake_weights, open_served
 from tests.engines.tiny_engine import CONFIG, MODEL, open_tiny, random_weights
@@ -50,7 +50,7 @@ class Unwatched:
         raise AssertionError("a nursery without exceptions swallows none")
 
 
-class TestFakeEngineOverHttp(Unwatched, PauseContract, RestartContract, EngineContract):
+class TestFakeEngineOverHttp(Unwatched, SpanContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
@@ -78,7 +78,7 @@ class TestFakeEngineOverHttp(Unwatched, PauseContract, RestartContract, EngineCo
         return fake_weights(self.folder, 1, w=np.ones((3, 2), np.float32))
 
 
-class TestLocalEngineOverHttp(Unwatched, PauseContract, RestartContract, EngineContract):
+class TestLocalEngineOverHttp(Unwatched, SpanContract, RestartContract, EngineContract):
     @pytest.fixture(autouse=True)
     def _use_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
