@@ -16,7 +16,7 @@ from docker.errors import ImageNotFound
 
 from agentrl_jax.errors import ConfigError
 from envs.sandbox import docker_engine, docker_restore
-from envs.sandbox.docker_engine import engine_errors
+from envs.sandbox.docker_engine import Container, engine_errors
 from envs.sandbox.docker_janitor import COMMAND
 from envs.sandbox.docker_stream import DockerStream
 from envs.sandbox.protocol import (
@@ -74,7 +74,7 @@ class DockerDriver:
             stdin=subprocess.PIPE,
         )
         self._lock = threading.Lock()
-        self._warm: dict[tuple[str, Limits], queue.SimpleQueue[str]] = {}
+        self._warm: dict[tuple[str, Limits], queue.SimpleQueue[Container]] = {}
         self._pristine: dict[str, bytes] = {}
         self._orders: queue.SimpleQueue[tuple[str, Limits] | None] = queue.SimpleQueue()
         self._is_open = True
@@ -115,6 +115,9 @@ class DockerDriver:
         # The janitor would do the same, later.
         for container, _ in docker_engine.marked(self.api, self._mark):
             docker_engine.remove(self.api, container)
+        for warm in self._warm.values():
+            while not warm.empty():
+                warm.get_nowait().let_go()
         assert self._janitor.stdin is not None
         self._janitor.kill()
         self._janitor.stdin.close()
@@ -134,7 +137,7 @@ class DockerDriver:
                     listed = untouched.execute(("/bin/bash", "-c", docker_restore.LIST_LOADED), timeout_s=_START_S)
                     with engine_errors():
                         paths = listed.text.split()
-                        self._pristine[image] = docker_restore.fetch(self.api, container, paths)
+                        self._pristine[image] = docker_restore.fetch(self.api, container.name, paths)
             return self._pristine[image]
 
     def _fill(self) -> None:
@@ -150,10 +153,11 @@ class DockerDriver:
 class DockerSandbox:
     """Implements `envs.sandbox.protocol.Sandbox`."""
 
-    def __init__(self, driver: DockerDriver, image: str, container: str) -> None:
+    def __init__(self, driver: DockerDriver, image: str, container: Container) -> None:
         self._driver = driver
         self._image = image
-        self._container = container
+        self._held = container
+        self._container = container.name
         self._shell: Shell | None = None
         self._shell_process = 0
         self._is_open = True
@@ -225,6 +229,7 @@ class DockerSandbox:
         if self._shell is not None:
             self._shell.close()
         docker_engine.remove(self._driver.api, self._container)
+        self._held.let_go()
 
     def _put_back(self) -> None:
         archive = self._driver.pristine(self._image)

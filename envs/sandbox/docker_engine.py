@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _TIMEOUT_S = 60
 _LATE_S = 3
 _SHARED_BYTES = 1 << 26
 # bash as the first process takes in orphans, and no signal from within ends it.
-_WAITING = "trap '' INT TERM HUP; while :; do sleep infinity & wait; done"
+_WAITING = "trap '' INT TERM HUP; while read -r _; do :; done"
 
 
 def connect(url: str | None) -> APIClient:
@@ -70,30 +71,43 @@ def _world() -> str:
     return f"{boot_id}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def create(api: APIClient, image: str, limits: Limits, mark: str) -> str:
-    """Create a container that waits, and start it. Returns its id. Raises SandboxLost."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """name: its id. hold: a connection to its first process's input, which ends it when it is closed, be it by the
+    death of this process."""
+
+    name: str
+    hold: Any
+
+    def let_go(self) -> None:
+        held = getattr(self.hold, "_sock", self.hold)
+        self.hold._response.close()
+        held.close()
+
+
+def create(api: APIClient, image: str, limits: Limits, mark: str) -> Container:
+    """Create a container that waits, and start it. Raises SandboxLost."""
     with engine_errors():
-        container = _create(api, image, mark, limits)
+        created = api.create_container(
+            f"{REPOSITORY}/{image}",
+            entrypoint=["/bin/bash", "--noprofile", "--norc", "-c"],
+            command=[_WAITING],
+            # Closed with the one connection to it.
+            stdin_open=True,
+            user="root",
+            working_dir=HOME,
+            hostname="sandbox",
+            labels={LABEL: mark},
+            host_config=_host_config(api, limits),
+        )
+        name = str(created["Id"])
         try:
-            api.start(container)
+            hold = api.attach_socket(name, {"stdin": 1, "stream": 1})
+            api.start(name)
         except BaseException:
-            remove(api, container)
+            remove(api, name)
             raise
-        return container
-
-
-def _create(api: APIClient, image: str, mark: str, limits: Limits) -> str:
-    created = api.create_container(
-        f"{REPOSITORY}/{image}",
-        entrypoint=["/bin/bash", "--noprofile", "--norc", "-c"],
-        command=[_WAITING],
-        user="root",
-        working_dir=HOME,
-        hostname="sandbox",
-        labels={LABEL: mark},
-        host_config=_host_config(api, limits),
-    )
-    return str(created["Id"])
+        return Container(name=name, hold=hold)
 
 
 def _host_config(api: APIClient, limits: Limits) -> Any:
