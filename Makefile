@@ -7,10 +7,9 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
-SLOW_WORKERS ?= 3
 FAST := not slow and not soak and not torch and not sglang and not agentrl and not mariadb and not docker and not bubblewrap and not bfcl and not chromium
 
-.PHONY: install install-services check test test-services soak quickstart gpu-check clean
+.PHONY: install install-servers check test test-services test-servers soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -35,8 +34,8 @@ check: $(STAMP)
 test: check
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
-# What needs more than the base installation or more than seconds: real training runs, real servers, torch parity.
-SERVICES := bubblewrap mariadb docker chromium pretrained bfcl agentrl sglang
+# What needs more than the base installation or more than seconds: real training runs, torch parity.
+SERVICES := bubblewrap mariadb docker chromium bfcl agentrl sglang
 TORCH := .venv-services/.installed
 
 $(TORCH): requirements/services.txt $(STAMP)
@@ -46,14 +45,19 @@ $(TORCH): requirements/services.txt $(STAMP)
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-install-services: $(TORCH)
+test-services: $(STAMP) $(TORCH)
+	tools/install_pretrained.sh
+	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
+	$(PYTEST) -m "slow and not soak and not sglang and not agentrl and not mariadb and not docker and not bubblewrap and not bfcl and not chromium"
+	tools/second_interpreter.sh
+
+install-servers: $(STAMP)
 	set -e; for service in $(SERVICES); do tools/install_$$service.sh; done
 
-# Each service's tests share a worker, which starts its servers once; most of them wait more than they compute.
-test-services: install-services
-	$(PYTEST) -n $(SLOW_WORKERS) --dist loadgroup -m "not ($(FAST)) and not soak and not torch"
-	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
-	tools/second_interpreter.sh
+# Real servers and engines. Each service's tests share a worker, which starts its servers once; most of them wait more
+# than they compute.
+test-servers: install-servers
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "(sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium) and not soak"
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)
