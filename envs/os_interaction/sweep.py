@@ -1,9 +1,9 @@
 """Are all published tasks judged as they should be? `python -m envs.os_interaction.sweep --data FOLDER`
 
 Solves every task as its example does, and then does not: answers wrongly, or finishes without a change. Prints which
-are not accepted, or not rejected, and what a session costs. A good answer: 997 of the 1,000 training tasks; the exit
-code is 1 if fewer are right. Three cannot be: an example prints two lines where a number is asked for, another's answer
-changes each time it is run, a third counts processes that the judge itself adds to.
+are not accepted, or not rejected, and what a session costs. A good answer: 998 of the 1,000 training tasks; the exit
+code is 1 if fewer than 997 are right. Two cannot be: an example prints two lines where a number is asked for, and
+another's answer changes each time it is run.
 """
 
 import sys

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from docker.api import APIClient
 from docker.errors import ImageNotFound
@@ -44,6 +45,14 @@ _KILL_TREE = (
 _FREEZE = "kill -STOP -1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pristine:
+    """Archives of an image's bash and python, with all that they load."""
+
+    shell: bytes
+    python: bytes
+
+
 class DockerDriver:
     """Implements `envs.sandbox.protocol.Driver`.
 
@@ -75,7 +84,7 @@ class DockerDriver:
         )
         self._lock = threading.Lock()
         self._warm: dict[tuple[str, Limits], queue.SimpleQueue[Container]] = {}
-        self._pristine: dict[str, bytes] = {}
+        self._pristine: dict[str, Pristine] = {}
         self._orders: queue.SimpleQueue[tuple[str, Limits] | None] = queue.SimpleQueue()
         self._is_open = True
         self._filler = threading.Thread(target=self._fill, daemon=True, name="warm containers")
@@ -128,16 +137,18 @@ class DockerDriver:
         for api in self._apis:
             api.close()
 
-    def pristine(self, image: str) -> bytes:
-        """An archive of what runs grading scripts, from a container of the image that nobody has used."""
+    def pristine(self, image: str) -> Pristine:
+        """What runs grading scripts, from a container of the image that nobody has used."""
         with self._lock:
             if image not in self._pristine:
                 container = docker_engine.create(self.api, image, Limits(), self._mark)
                 with closing(DockerSandbox(self, image, container)) as untouched:
-                    listed = untouched.execute(("/bin/bash", "-c", docker_restore.LIST_LOADED), timeout_s=_START_S)
-                    with engine_errors():
-                        paths = listed.text.split()
-                        self._pristine[image] = docker_restore.fetch(self.api, container.name, paths)
+                    archives = []
+                    for script in (docker_restore.LIST_SHELL, docker_restore.LIST_PYTHON):
+                        listed = untouched.execute(("/bin/bash", "-c", script), timeout_s=_START_S)
+                        with engine_errors():
+                            archives.append(docker_restore.fetch(self.api, container.name, listed.text.split()))
+                self._pristine[image] = Pristine(shell=archives[0], python=archives[1])
             return self._pristine[image]
 
     def _fill(self) -> None:
@@ -180,7 +191,8 @@ class DockerSandbox:
         if any(len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES for word in argv):
             raise SandboxGone("an argument is too long for a program")
         if is_trusted and not self._is_frozen:
-            self._put_back()
+            pristine = self._driver.pristine(self._image)
+            self._put_back(pristine.shell, pristine.python)
         redirected = '"$@" </dev/null' if keeps_errors else '"$@" </dev/null 2>/dev/null'
         argv = ("/bin/bash", "--noprofile", "--norc", "-c", f"exec {redirected}", "bash", *argv)
         stream, process, rest = self._start(argv, is_trusted=is_trusted)
@@ -217,9 +229,10 @@ class DockerSandbox:
 
     def freeze(self) -> None:
         """What stops the others must be the system's own, and may be changed once more before it has."""
-        self._put_back()
+        pristine = self._driver.pristine(self._image)
+        self._put_back(pristine.shell)
         self._control(_FREEZE)
-        self._put_back()
+        self._put_back(pristine.shell, pristine.python)
         self._is_frozen = True
 
     def close(self) -> None:
@@ -231,10 +244,10 @@ class DockerSandbox:
         docker_engine.remove(self._driver.api, self._container)
         self._held.let_go()
 
-    def _put_back(self) -> None:
-        archive = self._driver.pristine(self._image)
+    def _put_back(self, *archives: bytes) -> None:
         with engine_errors(is_inside=True):
-            self._driver.api.put_archive(self._container, "/", archive)
+            for archive in archives:
+                self._driver.api.put_archive(self._container, "/", archive)
 
     def _start(self, argv: Sequence[str], *, is_trusted: bool = False) -> tuple[DockerStream, int, bytes]:
         """A program's stream, its process id in the container, and what it has said already."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from docker.api import APIClient
 from docker.errors import NotFound
 
-PROGRAMS = ("/bin/bash", "/usr/bin/python3")
-LIST_LOADED = (
-    f"for program in {' '.join(PROGRAMS)}; do [ -e $program ] || continue; readlink -f $program; "
-    "ldd $program | grep -o '/[^ ]*' | xargs -r readlink -f; done; "
-    "python3 -I -c 'import os; print(os.path.dirname(os.__file__))' 2>/dev/null || :"
+_LIST = """loaded() { [ -e $1 ] && readlink -f $1 && ldd $1 | grep -o '/[^ ]*' | xargs -r readlink -f; }"""
+LIST_SHELL = f"{_LIST}; loaded /bin/bash; :"
+"""A script that prints the files of bash."""
+LIST_PYTHON = (
+    f"{_LIST}; loaded /usr/bin/python3; python3 -I -c 'import os; print(os.path.dirname(os.__file__))' 2>/dev/null || :"
 )
-"""A script that prints the files, and last the folder of python's modules."""
+"""A script that prints those of python, and last the folder of its modules."""
 
 # Nothing is loaded from caches of compiled modules (see `os_interaction.grading`), and the others are not python's own,
 # or of no use to a script that compares.
