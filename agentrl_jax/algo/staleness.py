@@ -51,6 +51,18 @@ def max_cache_age(groups: Iterable[Group]) -> int:
     An engine that goes on with its cache across a publish (`in_place`) samples later tokens of the turn on keys that
     the weights of its first token computed; no other turn is served from those. So it is the versions that passed
     within one turn. Engines that compute the cache anew are below this bound, at 0.
+
+    >>> import numpy as np
+    >>> from agentrl_jax.types import (Completion, EpisodeEnd, Segment, Task, Trajectory, Turn, VersionSpan, as_ids)
+    >>> task = Task(env="kg", split="train", index=0, seed=0)
+    >>> spans = (VersionSpan(version=4, start=0, end=2), VersionSpan(version=6, start=2, end=3))
+    >>> sampled = Completion(ids=as_ids([7, 8, 9]), logprobs=np.full(3, -0.5, np.float32), version_spans=spans,
+    ...     finish_reason="stop", engine="local-0", pool="current")
+    >>> played = Segment(turns=(Turn(context_ids=as_ids([1]), completion=sampled),))
+    >>> member = Trajectory(task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0,
+    ...     segments=(played,))
+    >>> max_cache_age([Group(group_id=0, task=task, admitted_version=4, trajectories=(member,))])
+    2
     """
     return max(
         (

@@ -105,6 +105,7 @@ async def test_a_cancelled_publish_lets_the_server_go_on_and_can_be_repeated(
 
 
 async def test_a_publish_in_flight_leaves_spans(tmp_path: Path, autojump_clock: MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.25  # threads that read the weights are no reason to jump
     inner = FakeEngine(token_latency=constant_latency(1), script=lambda prompt, sampling: [2] * 9)
     completions: list[Completion] = []
     async with open_served(inner) as (client, _):

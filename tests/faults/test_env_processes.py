@@ -76,7 +76,7 @@ def test_env_03_04_05_nothing_outlives_a_controller_that_is_killed_or_interrupte
         ends = [os.pidfd_open(pid) for pid in pids]
         controller.send_signal(how)
         try:
-            _, errors = controller.communicate(timeout=20)
+            _, errors = controller.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             controller.kill()
             raise

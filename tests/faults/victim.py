@@ -3,6 +3,7 @@
 Arguments: the FIFO to which the env announces the three process ids.
 """
 
+import faulthandler
 import sys
 
 import trio
@@ -29,4 +30,5 @@ async def main(fifo: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(100)  # who waits for its end wants to know where it hangs
     trio.run(main, sys.argv[1])
