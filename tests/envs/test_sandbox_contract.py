@@ -158,7 +158,8 @@ def test_what_is_frozen_does_nothing_more_and_grading_goes_on(sandbox):
         sandbox.execute(("/bin/bash", "-c", "wc -c < /tmp/log; sleep 0.2"), timeout_s=LIMIT_S).text for _ in range(2)
     ]
     assert sizes[0] == sizes[1] != "0\n"
-    assert sandbox.execute(("/bin/bash", "-c", "ps -e -o args | grep -q '[s]leep 4321'"), timeout_s=LIMIT_S).exit_code == 0
+    search = ("/bin/bash", "-c", "ps -e -o args | grep -q '[s]leep 4321'")
+    assert sandbox.execute(search, timeout_s=LIMIT_S).exit_code == 0
 
 
 def test_machines_share_nothing(driver, sandbox):
