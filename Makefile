@@ -57,7 +57,8 @@ install-servers: $(STAMP)
 # Real servers and engines. Each service's tests share a worker, which starts its servers once; most of them wait more
 # than they compute.
 test-servers: install-servers
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "(sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium) and not soak"
+	AGENTRL_SERVERS=1 $(PYTEST) -m "not soak and not docker" tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py tests/envs/test_os_*.py tests/faults/test_env_os.py
+	AGENTRL_SERVERS=1 $(PYTEST) -n $(WORKERS) --dist loadgroup -m "(sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium) and not soak"
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)
