@@ -31,7 +31,7 @@ NUM_TASKS = 12
 """Tasks of each split that most checks play."""
 
 NUM_OPENINGS = 100
-"""Tasks of each split whose openings are compared."""
+"""Tasks of each split whose openings are compared; of a family that needs sandboxes, a tenth of that."""
 
 LEAST_EXPERT_MEAN = 0.99
 """Of the greatest reward: what the scripted expert earns on average without noise."""
@@ -104,8 +104,9 @@ def check_splits(make: MakeFamily) -> None:
     """No problem of eval is one of training: where openings are equal, what is hidden behind them differs."""
     family = make()
     openings: dict[Split, dict[tuple[Message, ...], list[Task]]] = {"train": {}, "eval": {}}
+    number = NUM_OPENINGS // 10 if traits_of(family).needs_sandbox else NUM_OPENINGS
     for split in _SPLITS:
-        for index in _sample(family.num_tasks(split), NUM_OPENINGS):
+        for index in _sample(family.num_tasks(split), number):
             task = family.task(split, index)
             openings[split].setdefault(_opening(family, task), []).append(task)
     for opening in openings["train"].keys() & openings["eval"].keys():

@@ -8,6 +8,13 @@ import pytest
 
 from agentrl_jax.env import FamilyOptions
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.testing.env_contract import (
+    check_declarations,
+    check_opening,
+    check_order_of_calls,
+    check_splits,
+    check_tasks,
+)
 from envs.os_interaction import family, published
 from envs.os_interaction.chores import Match, Script
 from envs.os_interaction.sweep import main, sweep
@@ -172,6 +179,14 @@ def test_all_tasks_are_there(data_folder, bubblewrap):
     assert (chores.num_tasks("eval"), chores.max_turns) == (144, 8)
     assert 980 <= chores.num_tasks("train") <= 1000
     assert len(published.load(data_folder, "dev")) == 26
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("check", [check_declarations, check_tasks, check_opening, check_splits, check_order_of_calls])
+@pytest.mark.parametrize("name", ["std", "dev"])
+def test_the_contract_holds_where_it_does_not_depend_on_the_moment(data_folder, bubblewrap, name, check):
+    options = FamilyOptions(data=data_folder, sandbox="bubblewrap", eval_set=name)
+    check(lambda: family(options))
 
 
 @pytest.mark.data
