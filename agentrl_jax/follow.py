@@ -4,7 +4,6 @@ They hold their part of params, optimiser and checkpoints, and nothing else: no 
 `agentrl_jax/lead.py` is the other half.
 """
 
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -37,7 +36,7 @@ def follow_training(mesh: Mesh, should_stop: Callable[[], bool]) -> int:
     data = wait_for(BEGINNING)
     if not data:  # process 0 found out that there is nothing to do
         return 0
-    beginning: Beginning = pickle.loads(data)  # noqa: S301 - from a process of our own group
+    beginning = Beginning.from_bytes(data)
     with CheckpointStore(beginning.run_dir / "checkpoints", keep=beginning.config.keep_checkpoints) as store:
         return Follower(beginning, mesh, store, should_stop).run()
 

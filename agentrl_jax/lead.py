@@ -4,7 +4,7 @@
 signal counts that arrived while they were waiting for it.
 """
 
-import pickle
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,12 +17,14 @@ from jax.sharding import Mesh
 from agentrl_jax.batch import Scores, TokenBatch, Totals, map_tokens
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.distributed import any_of, forget, is_alone, share, tell
+from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import Learner, Memory, StepMetrics
 from agentrl_jax.models.buckets import HostBucket
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import ExportDType, export_buckets, host_params
 from agentrl_jax.models.params import Params
 from agentrl_jax.packing import PACKED_FIELDS, PackedBatch, PackingConfig
+from agentrl_jax.saved_config import config_from_json, config_to_json
 from agentrl_jax.sharding import local_rows
 from agentrl_jax.step_plan import StepPlan
 
@@ -52,6 +54,19 @@ class Beginning:
     num_copy_steps: int
     step: int | None
 
+    def to_bytes(self) -> bytes:
+        """As JSON: nothing that travels between processes is ever executed."""
+        return json.dumps(config_to_json(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Beginning":
+        """The inverse of `to_bytes`. Raises ConfigError for anything else."""
+        try:
+            values = json.loads(data)
+        except ValueError as error:
+            raise ConfigError(f"process 0 sent the beginning of no run: {error}") from error
+        return config_from_json(cls, values)
+
 
 class Leader:
     """What process 0 says to the others before anything that they all do; nothing where it has the devices to itself.
@@ -69,7 +84,7 @@ class Leader:
         """Let the others begin."""
         self._has_begun = True
         if not self.is_alone:
-            tell(BEGINNING, pickle.dumps(beginning))
+            tell(BEGINNING, beginning.to_bytes())
 
     def __call__(self, plan: StepPlan) -> None:
         """Let the others do their part in what this process does next."""
