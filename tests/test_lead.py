@@ -9,6 +9,7 @@ import pytest
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.lead import Beginning
+from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.published import PUBLISHED
 
 BEGINNING = Beginning(
@@ -23,7 +24,7 @@ BEGINNING = Beginning(
 
 
 @pytest.mark.parametrize("model", PUBLISHED.values(), ids=list(PUBLISHED))
-def test_it_arrives_as_it_was(model: object) -> None:
+def test_it_arrives_as_it_was(model: ModelConfig) -> None:
     sent = replace(BEGINNING, model=model)
     assert Beginning.from_bytes(sent.to_bytes()) == sent
 
