@@ -38,8 +38,8 @@ class TrainConfig:
     experts first.
     """
 
-    recipe: str = "kg"
-    """Where the defaults come from: kg (one environment), quickstart (two environments)"""
+    recipe: str = "single-kg"
+    """Where the defaults come from: single-kg (one environment), quickstart (two environments)"""
     tasks: str = "kg"
     """Environments to train on, separated by commas; remote:NAME: a task that env workers serve, which register with
     this run as with AgentRL's controller (see --remote.*)"""

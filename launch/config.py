@@ -19,14 +19,8 @@ from envs import register_all
 from launch.command import parse as parse
 from launch.command import printer as printer
 from launch.command import refuse as refuse
+from launch.recipes import RECIPES
 from launch.remote import is_remote, remote_families
-
-RECIPES: Mapping[str, TrainConfig] = {
-    "kg": TrainConfig(),
-    "quickstart": TrainConfig(recipe="quickstart", tasks="kg,alfworld", max_steps=100),
-}
-"""Whole configs by name. Flags are changes to one of them."""
-
 
 def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[TrainConfig, dict[str, str]]:
     """Parse a training run's settings. Flags are changes to a recipe or, with --resume, to that run's settings.
@@ -40,7 +34,7 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
             return _parse_resumed(arguments, start, start.resume, program=program)
         if start.recipe not in RECIPES:
             raise ConfigError(f"unknown recipe {start.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
-        recipe = start.loss.applied_to(RECIPES[start.recipe])
+        recipe = start.loss.applied_to(RECIPES[start.recipe].config)
         config = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=recipe)
         _check_effects(config, recipe)
         return config, {}
@@ -69,7 +63,7 @@ class _StartLoss:
 class _Start:
     """What the defaults of all other flags depend on."""
 
-    recipe: str = "kg"
+    recipe: str = TrainConfig().recipe
     resume: Path | None = None
     loss: _StartLoss = field(default_factory=_StartLoss)
 

@@ -7,7 +7,8 @@ import pytest
 
 from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.config import TrainConfig
-from launch.config import RECIPES, parse_training
+from launch.config import parse_training
+from launch.recipes import RECIPES
 from launch.train import main
 from tests.launch.tiny_run import tiny
 
@@ -29,10 +30,10 @@ def parsed(*flags: str) -> LossConfig:
 
 
 def test_the_recipe_s_options_stay_with_the_recipe_s_loss() -> None:
-    assert parsed() == RECIPES["kg"].loss != LossConfig()
+    assert parsed() == RECIPES["single-kg"].config.loss != LossConfig()
     own = parsed("--loss.correction=behavior_clip")  # what it is without the flag
-    assert own.settings == RECIPES["kg"].loss.settings
-    assert parsed("--loss.clip-low=0.1") == LossConfig(clip_low=0.1, clip_high=RECIPES["kg"].loss.clip_high)
+    assert own.settings == RECIPES["single-kg"].config.loss.settings
+    assert parsed("--loss.clip-low=0.1") == LossConfig(clip_low=0.1, clip_high=RECIPES["single-kg"].config.loss.clip_high)
     assert parsed("--loss.name=gspo") == LossConfig(name="gspo")
     assert parsed("--loss.name=policy_gradient", "--loss.correction=icepop").settings.correction == "icepop"
     assert parsed("--loss.correction=tis", "--loss.correction-cap=4") == LossConfig(correction="tis", correction_cap=4)

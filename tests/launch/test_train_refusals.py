@@ -24,7 +24,7 @@ REFUSALS = {
     "--tasks=": "at least one environment",
     "--temperature=0": "--temperature must be > 0",
     "--temperature=nan": "--temperature must be > 0",
-    "--recipe=nope": "unknown recipe 'nope': known ones are kg, quickstart",
+    "--recipe=nope": "unknown recipe 'nope': known ones are quickstart, single-kg",
     "--save-every=0": "--save-every must be >= 1",
     "--seed=-1": "--seed must be >= 0",
     "--level=0": "level",
