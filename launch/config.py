@@ -22,6 +22,7 @@ from launch.command import refuse as refuse
 from launch.recipes import RECIPES
 from launch.remote import is_remote, remote_families
 
+
 def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[TrainConfig, dict[str, str]]:
     """Parse a training run's settings. Flags are changes to a recipe or, with --resume, to that run's settings.
 

@@ -33,7 +33,9 @@ def test_the_recipe_s_options_stay_with_the_recipe_s_loss() -> None:
     assert parsed() == RECIPES["single-kg"].config.loss != LossConfig()
     own = parsed("--loss.correction=behavior_clip")  # what it is without the flag
     assert own.settings == RECIPES["single-kg"].config.loss.settings
-    assert parsed("--loss.clip-low=0.1") == LossConfig(clip_low=0.1, clip_high=RECIPES["single-kg"].config.loss.clip_high)
+    assert parsed("--loss.clip-low=0.1") == LossConfig(
+        clip_low=0.1, clip_high=RECIPES["single-kg"].config.loss.clip_high
+    )
     assert parsed("--loss.name=gspo") == LossConfig(name="gspo")
     assert parsed("--loss.name=policy_gradient", "--loss.correction=icepop").settings.correction == "icepop"
     assert parsed("--loss.correction=tis", "--loss.correction-cap=4") == LossConfig(correction="tis", correction_cap=4)
