@@ -6,25 +6,22 @@ can hang an evaluation.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
 
 import trio
 
-from agentrl_jax.controller.call_budget import answering_all, within_budget
-from agentrl_jax.controller.episode import EpisodeConfig
-from agentrl_jax.controller.sessions import Session, SessionFactory
+from agentrl_jax.controller.episode_config import EpisodeConfig
+from agentrl_jax.controller.live_session import LiveSession, bound
+from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.env import Message, StepResult, Tool
-from agentrl_jax.errors import EngineError, EnvError, EnvTimeout
+from agentrl_jax.errors import EngineError
 from agentrl_jax.playing.mixtures import Mixture
 from agentrl_jax.playing.policies import PlayedTurn, PlayingPolicy, Seat, TurnSettings
 from agentrl_jax.playing.records import EpisodeRecord, TurnRecord
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import EpisodeEnd, Task
-
-T = TypeVar("T")
-_NO_BOUND = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,56 +55,39 @@ class _Episode:
     turns: list[TurnRecord] = field(default_factory=list)
     seats: dict[str, Seat] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    env_reward: float | None = None
-    env_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.config = self.setup.config
         self.tools = self.setup.tools_of(self.task)
-        self.calls_left = self.config.max_calls or _NO_BOUND
-        self.sampled_tokens_left = self.config.max_sampled_tokens or _NO_BOUND
+        self.sampled_tokens_left = bound(self.config.max_sampled_tokens)
 
     async def run(self) -> EpisodeRecord:
         begun_at, begun = time.time(), self.setup.clock()
         end, error = EpisodeEnd.CANCELLED, ""
-        session = self.setup.sessions(self.task)
+        session = LiveSession(self.setup.sessions(self.task), self.task, self.config, self.setup.clock)
         try:
-            end, error = await self._play(session)
+            end, error = await session.play(partial(self._take_turns, session))
             wall_s = self.setup.clock() - begun
         finally:
-            error = "; ".join(filter(None, [error, *await self._close(session)]))
+            error = "; ".join(filter(None, [error, *await session.close(seat.leave for seat in self.seats.values())]))
         return EpisodeRecord(
             mixture=self.mixture.name,
             task=self.task,
             sample=self.sample,
             end=end,
-            reward=self.config.reward(end, self.env_reward),
-            env_reward=self.env_reward,
+            reward=self.config.reward(end, session.env_reward),
+            env_reward=session.env_reward,
             turns=tuple(self.turns),
             messages=tuple(self.messages),
             metrics=self.metrics,
             begun=begun_at,
             wall_s=wall_s,
-            env_s=self.env_s,
+            env_s=session.env_s,
             error=error,
         )
 
-    async def _play(self, session: Session) -> tuple[EpisodeEnd, str]:
-        """The only place where a failure becomes an end."""
-        try:
-            await self._reserve(session)
-            self.messages += await self._call_env(session.start, self.config.reset_deadline_s, "reset")
-            with trio.move_on_after(self.config.wall_budget_s):
-                return await self._take_turns(session)
-        except EnvTimeout as error:
-            return EpisodeEnd.ENV_TIMEOUT, str(error)
-        except EnvError as error:
-            return EpisodeEnd.ENV_ERROR, str(error)
-        except EngineError as error:
-            return EpisodeEnd.ENGINE_ERROR, str(error)
-        return EpisodeEnd.WALL_TIMEOUT, f"took longer than its {self.config.wall_budget_s} s"
-
-    async def _take_turns(self, session: Session) -> tuple[EpisodeEnd, str]:
+    async def _take_turns(self, session: LiveSession, messages: tuple[Message, ...]) -> tuple[EpisodeEnd, str]:
+        self.messages += messages
         while True:
             if self.sampled_tokens_left < 1:
                 return EpisodeEnd.CONTEXT_LIMIT, f"sampled all its {self.config.max_sampled_tokens} tokens"
@@ -120,10 +100,10 @@ class _Episode:
                 return answer.end, ""
             if len(self.turns) >= self.config.max_turns:
                 return EpisodeEnd.MAX_TURNS, ""
-            if self.calls_left < 1:
+            if session.calls_left < 1:
                 return EpisodeEnd.MAX_TURNS, f"used up its {self.config.max_calls} tool calls"
 
-    async def _take_turn(self, session: Session) -> tuple[PlayedTurn, StepResult | None]:
+    async def _take_turn(self, session: LiveSession) -> tuple[PlayedTurn, StepResult | None]:
         number = len(self.turns)
         name = self.mixture.choose(self.setup.seed, self.task, self.sample, number)
         begun = self.setup.clock()
@@ -135,8 +115,9 @@ class _Episode:
             if turn.end is None or turn.num_sampled_tokens:
                 self.messages.append(turn.message)
             if turn.end is None:
-                answer = await self._interact(session, turn)
+                answer = await session.interact(turn.action)
                 reward = answer.reward
+                self.metrics |= answer.metrics
         finally:  # should the env fail, the record still shows what it was asked
             if turn.end is None or turn.num_sampled_tokens:
                 self.turns.append(_record(name, turn, reward, seconds))
@@ -146,7 +127,7 @@ class _Episode:
         task, config = self.task, self.config
         settings = TurnSettings(
             temperature=config.temperature,
-            max_new_tokens=min(config.max_new_tokens, self.sampled_tokens_left),
+            max_new_tokens=int(min(config.max_new_tokens, self.sampled_tokens_left)),
             max_context_tokens=config.max_context_tokens,
             seed=derive_seed(self.setup.seed, "turn", task.key, self.sample, number),
         )
@@ -160,44 +141,6 @@ class _Episode:
                 return replace(turn, end=EpisodeEnd.CONTEXT_LIMIT)
             return turn
         raise EngineError(f"{name}: turn {number} took longer than {config.engine_deadline_s} s")
-
-    async def _interact(self, session: Session, turn: PlayedTurn) -> StepResult:
-        asked = turn.action
-        action = within_budget(asked, min(self.calls_left, self.config.max_calls_per_turn or _NO_BOUND))
-        self.calls_left -= len(action.calls)
-        result = await self._call_env(lambda: session.interact(action), self.config.env_deadline_s, "step")
-        self.env_reward = (self.env_reward or 0.0) + result.reward
-        self.metrics |= result.metrics
-        if result.end is None and not result.messages:
-            raise EnvError(f"{self.task.key}: a step that does not end the episode must answer, got no messages")
-        return answering_all(result, num_executed=len(action.calls), num_calls=len(asked.calls))
-
-    async def _reserve(self, session: Session) -> None:
-        with trio.move_on_after(self.config.queue_deadline_s):
-            return await session.reserve()
-        raise EnvError(f"{self.task.key}: no env worker had a place for it within {self.config.queue_deadline_s} s")
-
-    async def _call_env(self, call: Callable[[], Awaitable[T]], deadline_s: float, what: str) -> T:
-        begun = self.setup.clock()
-        try:
-            with trio.move_on_after(deadline_s):
-                return await call()
-        finally:
-            self.env_s += self.setup.clock() - begun
-        raise EnvTimeout(f"{self.task.key}: {what} took longer than its deadline of {deadline_s} s")
-
-    async def _close(self, session: Session) -> Sequence[str]:
-        """Leave everything even while being cancelled; return what went wrong, which changes no end."""
-        problems = []
-        for release in [session.close, *(seat.leave for seat in self.seats.values())]:
-            with trio.move_on_after(self.config.close_deadline_s, shield=True) as scope:
-                try:
-                    await release()
-                except (EnvError, EngineError) as error:
-                    problems.append(f"closing: {error}")
-            if scope.cancelled_caught:
-                problems.append(f"closing took longer than {self.config.close_deadline_s} s")
-        return problems
 
 
 def _record(policy: str, turn: PlayedTurn, reward: float, seconds: float) -> TurnRecord:

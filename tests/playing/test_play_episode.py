@@ -36,6 +36,7 @@ TIMED = EpisodeConfig(
         (EnvScript(fault="hang"), 0.0, EpisodeEnd.ENV_TIMEOUT, None, "reset took longer than its deadline of 5.0 s"),
         (EnvScript(fault="hang", fault_at=1), 0.0, EpisodeEnd.ENV_TIMEOUT, None, "step took longer than its deadline"),
         (EnvScript(fault="error", fault_at=1), 0.0, EpisodeEnd.ENV_ERROR, None, "failed on purpose at 1"),
+        (EnvScript(rewards=(0.0, float("nan"))), 0.0, EpisodeEnd.ENV_ERROR, None, "must be finite"),
         (EnvScript(), 8.0, EpisodeEnd.ENGINE_ERROR, None, "p: turn 0 took longer than 7.0 s"),
         (EnvScript(rewards=(0.0,) * 9, step_s=5.9), 6.9, EpisodeEnd.MAX_TURNS, -0.2, "took longer than its 50.0 s"),
         (EnvScript(rewards=(1.0,), close_s=99.0), 0.0, EpisodeEnd.COMPLETED, 1.0, "closing took longer than 3.0 s"),
