@@ -8,11 +8,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.learner.gradients import gradient_programs
+from agentrl_jax.learner.trained import Trained
 from agentrl_jax.models.decoder import head_matrix, hidden_states
 from agentrl_jax.models.logprobs import token_logprobs
 from agentrl_jax.models.params import build_tree
 from agentrl_jax.sharding import AXES, named_sharding
-from tests.learner.small import MODEL, PARAMS, SFT, make_batch, make_learner
+from tests.learner.small import CONFIG, MODEL, PARAMS, SFT, make_batch, make_learner
 
 STEPS = 10
 
@@ -51,6 +53,20 @@ def test_ten_steps_are_the_same_on_every_mesh(
     kernel = learner.params["layers"]["mlp"]["up"]["kernel"]
     assert kernel.sharding.is_fully_replicated == (shape["fsdp"] * shape["tensor"] == 1)
     assert "rematerialization" not in capfd.readouterr().err
+
+
+def test_gradient_sums_lie_as_the_params_do() -> None:
+    """A sum that the compiler placed itself could lie whole on every device, which no result would show."""
+    learner = make_learner("2")
+    programs, params = gradient_programs(Trained(MODEL, None), CONFIG, SFT, learner.mesh), learner.state.params
+    batch = make_batch(rows=2).micro_batches[0]
+    where = jax.tree.map(lambda leaf: leaf.sharding, params)
+    assert not where["layers"]["mlp"]["up"]["kernel"].is_fully_replicated
+    with jax.set_mesh(learner.mesh):
+        zeros = programs.zeros(params, {}, batch)
+        assert jax.tree.map(lambda leaf: leaf.sharding, zeros.grads) == where
+        sums, _ = programs.accumulate(params, {}, zeros, batch)
+        assert jax.tree.map(lambda leaf: leaf.sharding, sums.grads) == where
 
 
 def test_forward_and_loss_on_a_mesh_of_explicit_axes() -> None:
