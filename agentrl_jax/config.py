@@ -41,8 +41,9 @@ class TrainConfig:
     recipe: str = "single-kg"
     """Where the defaults come from: single-kg (one environment), quickstart (two environments)"""
     tasks: str = "kg"
-    """Environments to train on, separated by commas; remote:NAME: a task that env workers serve, which register with
-    this run as with AgentRL's controller (see --remote.*)"""
+    """Environments to train on, separated by commas; NAME|OTHER: OTHER where this machine cannot play NAME;
+    remote:NAME: a task that env workers serve, which register with this run as with AgentRL's controller (see
+    --remote.*)"""
     data: Path | None = None
     """Folder of real task data; without it every environment generates its own tasks"""
     level: int = 1
@@ -185,8 +186,11 @@ class TrainConfig:
             raise ConfigError(f"--seed must be >= 0, got {self.seed}")
         if not self.env_names:
             raise ConfigError(f"--tasks must name at least one environment, got {self.tasks!r}")
-        if len(set(self.env_names)) < len(self.env_names):
+        named = [name for choices in self.task_choices for name in choices]
+        if len(set(named)) < len(named):
             raise ConfigError(f"--tasks names an environment twice: {self.tasks!r}")
+        if "" in named:
+            raise ConfigError(f"--tasks expects an environment on both sides of |, got {self.tasks!r}")
         self.rollout.weights(self.env_names)
         self._check_remote()
 
@@ -274,7 +278,14 @@ class TrainConfig:
 
     @property
     def env_names(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.tasks.split(",") if name.strip())
+        """The first choice of each task."""
+        return tuple(choices[0] for choices in self.task_choices)
+
+    @property
+    def task_choices(self) -> tuple[tuple[str, ...], ...]:
+        """The environments that may be played for each task, the preferred one first."""
+        listed = (names.split("|") for names in self.tasks.split(",") if names.strip())
+        return tuple(tuple(name.strip() for name in names) for names in listed)
 
     def session_kinds(self, families: Iterable[EnvFamily]) -> dict[str, SessionKind]:
         """By environment: what a flag says, else what the family declares."""

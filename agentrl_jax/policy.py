@@ -4,7 +4,8 @@ The folder has Hugging Face's layout, so that transformers and SGLang load it, a
 trained once and saved beside the weights: ids mean nothing without it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pr
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.rendering.config import RenderingConfig, read_rendering, write_rendering
-from agentrl_jax.rendering.templates import ChatTemplate, conversation_to_json, hermes_template
+from agentrl_jax.rendering.templates import IM_END, IM_START, ChatTemplate, conversation_to_json, hermes_template
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
 
 Conversation = tuple[Sequence[Message], Sequence[Tool]]
+
+_SHARED_FRAC = 0.02
+"""A system message that so many of the conversations begin with is one token of a new tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +101,25 @@ def create_policy(
     keep_whole: Sequence[str],
     seed: int,
 ) -> Policy:
-    """Train a tokenizer on `conversations`, save it to `folder`, and initialise a network for it."""
+    """Train a tokenizer on `conversations`, save it to `folder`, and initialise a network for it.
+
+    A system message that many of them share becomes one token, with its tools: to a network that starts from nothing
+    it can be no more than a name, whatever its length.
+    """
     source = hermes_template(preamble="", instructions="")
     template = ChatTemplate(source, {})
-    texts = (
+    texts = [
         template.render(*conversation_to_json(messages, tools), add_generation_prompt=False)
         for messages, tools in conversations
+    ]
+    train_tokenizer(
+        texts,
+        folder,
+        vocab_size=network.vocab_size,
+        chat_template=source,
+        keep_whole=keep_whole,
+        openings=_shared_openings(texts),
     )
-    train_tokenizer(texts, folder, vocab_size=network.vocab_size, chat_template=source, keep_whole=keep_whole)
     tokenizer = load_tokenizer(folder)
     model = network.model_config(tokenizer.vocab_size)
 
@@ -119,6 +134,13 @@ def create_policy(
         tokenizer_folder=folder,
         load_params=draw,
     )
+
+
+def _shared_openings(texts: Collection[str]) -> list[str]:
+    """The system blocks, tools included, that at least `_SHARED_FRAC` of the rendered conversations begin with."""
+    head = f"{IM_START}system\n"
+    blocks = Counter(text.removeprefix(head).partition(IM_END)[0] for text in texts if text.startswith(head))
+    return [block for block, count in blocks.items() if count >= _SHARED_FRAC * len(texts)]
 
 
 def check_model_folder(folder: Path) -> None:

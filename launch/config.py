@@ -121,10 +121,10 @@ def make_families(config: TasksConfig, *, leads: bool = True) -> tuple[EnvFamily
     """
     if config.data is not None and not config.data.is_dir():
         raise ConfigError(f"--data {config.data}: expected a folder of task data, but there is none")
-    registry = _registry()
+    registry = environments()
     names = [name for name in config.env_names if leads or not is_remote(name)]
     remote = remote_families(config.remote, names, printer())
-    families = tuple(remote.get(name) or registry.make(name, _options(config, name)) for name in names)
+    families = tuple(remote.get(name) or registry.make(name, options_of(config, name)) for name in names)
     check_sandbox(config.sandbox, families)
     return families
 
@@ -137,17 +137,19 @@ def env_sources(config: TasksConfig, families: Iterable[EnvFamily]) -> dict[str,
     names = [name for name, kind in config.session_kinds(families).items() if kind == "process" and not is_remote(name)]
     if names:
         check_platform()
-    registry = _registry()
-    return {name: registry.source(name, _options(config, name)) for name in names}
+    registry = environments()
+    return {name: registry.source(name, options_of(config, name)) for name in names}
 
 
-def _registry() -> EnvRegistry:
+def environments() -> EnvRegistry:
+    """Every environment that this installation knows, by name."""
     registry = EnvRegistry()
     register_all(registry)
     return registry
 
 
-def _options(config: TasksConfig, name: str) -> FamilyOptions:
+def options_of(config: TasksConfig, name: str) -> FamilyOptions:
+    """What the settings say of the environment `name`."""
     return FamilyOptions(
         seed=config.seed,
         data=config.data,

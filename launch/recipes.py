@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.sft import WarmUpConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,15 @@ class Recipe:
     config: TrainConfig
 
 
-QUICKSTART = TrainConfig(recipe="quickstart", tasks="kg,alfworld", max_steps=100)
+QUICKSTART = TrainConfig(
+    recipe="quickstart",
+    tasks="alfworld,dbbench,knowledgegraph,os_interaction|kg,webshop",
+    network=NetworkConfig(vocab_size=1280),
+    warm_up=WarmUpConfig(demonstrations=4000, steps=300),
+    rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
+    max_steps=200,
+    max_minutes=10.0,
+)
 """A small agent from nothing, within minutes and without a GPU."""
 
 RECIPES: Mapping[str, Recipe] = {

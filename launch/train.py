@@ -22,6 +22,7 @@ from agentrl_jax.policy import check_model_folder
 from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
+from launch.available import settle_tasks
 from launch.config import env_sources, make_families, parse_training, printer, refuse
 from launch.devices import open_mesh
 from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
@@ -50,6 +51,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
         check_model_folder(config.model)
     if config.telemetry:
         check_installed()
+    config = settle_tasks(config, printer())
     families = make_families(config, leads=leads(config.runtime, os.environ))
     for family in families:
         if config.evaluation.num_tasks > family.num_tasks("eval"):

@@ -9,11 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from agentrl_jax.env import Message, Tool
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.policy import NetworkConfig, check_model_folder, create_policy, open_policy
+from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from tests.models.test_gguf_file import write
 
@@ -47,6 +49,19 @@ def test_a_fresh_policy_is_drawn_from_its_seed(tokenizer_folder: Path, tmp_path:
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     assert policies[0].dtype == "float32"
+
+
+def test_a_system_message_that_conversations_share_is_one_token_with_its_tools(tmp_path: Path) -> None:
+    tool = Tool(name="look", description="Look.", parameters={"type": "object"})
+    asked = Message(role="user", content="Where is it?")
+    shared = ((Message(role="system", content="Look it up."), asked), (tool,))
+    rare = ((Message(role="system", content="Say where it is."), asked), ())
+    policy = create_policy([shared] * 98 + [rare], tmp_path, network=NETWORK, keep_whole=(), seed=0)
+    renderer = TemplateRenderer(policy.tokenizer, tools=(tool,))
+    lengths = [len(renderer.prompt(*conversation)) for conversation in (shared, rare, ((asked,), ()))]
+    # <|im_start|>, system\n (7 bytes at most), the block, <|im_end|>, \n
+    assert lengths[0] - lengths[2] <= 1 + 7 + 1 + 1 + 1
+    assert lengths[1] - lengths[2] > 11
 
 
 def test_an_imported_policy_leaves_as_it_came(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -32,23 +32,26 @@ def train_tokenizer(
     vocab_size: int,
     chat_template: str,
     keep_whole: Sequence[str] = (),
+    openings: Sequence[str] = (),
 ) -> Path:
     """Train on rendered conversations and write a tokenizer folder that transformers loads too; return the folder.
 
     texts: as the template renders them, special tokens included. vocab_size: the most ids it may have, of which 256
     are the bytes, so that any text can be encoded and decoded exactly. keep_whole: entity words; each becomes one
-    token wherever it stands as a word of its own. Words that are not ASCII are left to the merges (transformers'
-    byte-level decoder garbles added tokens of other characters). The result depends on the arguments alone:
-    the same in every process. Raises ConfigError if vocab_size leaves no room for merges.
+    token wherever it stands as a word of its own. openings: long texts that many conversations share, such as a system
+    message with its tools; each becomes one token. Neither may be empty; those that are not ASCII are left to the
+    merges (transformers' byte-level decoder garbles added tokens of other characters). The result depends on the
+    arguments alone: the same in every process. Raises ConfigError if vocab_size leaves no room for merges.
     """
-    words = sorted({word for word in keep_whole if word and word.isascii()})
-    forged = [word for word in words if any(token in word for token in SPECIAL_TOKENS)]
+    words, blocks = (sorted({t for t in given if t and t.isascii()}) for given in (keep_whole, openings))
+    forged = [text for text in (*words, *blocks) if any(token in text for token in SPECIAL_TOKENS)]
     if forged:
-        raise ConfigError(f"keep_whole must not contain special tokens, got {forged[0]!r}")
-    least = 256 + len(SPECIAL_TOKENS) + len(words)
+        raise ConfigError(f"what is kept whole must not contain special tokens, got {forged[0]!r}")
+    num_whole = len(words) + len(blocks)
+    least = 256 + len(SPECIAL_TOKENS) + num_whole
     if vocab_size <= least:
         raise ConfigError(
-            f"vocab_size must be above {least} (256 bytes, {len(SPECIAL_TOKENS)} special tokens, {len(words)} words "
+            f"vocab_size must be above {least} (256 bytes, {len(SPECIAL_TOKENS)} special tokens, {num_whole} texts "
             f"to keep whole), got {vocab_size}"
         )
     backend = tokenizers.Tokenizer(models.BPE())
@@ -60,25 +63,29 @@ def train_tokenizer(
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(words),
+        vocab_size=vocab_size - num_whole,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         max_token_length=_MAX_TOKEN_CHARS,
         show_progress=False,
     )
-    backend.train_from_iterator(_plain_pieces(texts, words), trainer)
+    backend.train_from_iterator(_plain_pieces(texts, words, blocks), trainer)
     backend.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in words])
+    backend.add_tokens([AddedToken(block, normalized=False) for block in blocks])
     return _save(backend, Path(folder), chat_template)
 
 
-def _plain_pieces(texts: Iterable[str], words: Sequence[str]) -> Iterator[str]:
+def _plain_pieces(texts: Iterable[str], words: Sequence[str], blocks: Sequence[str]) -> Iterator[str]:
     # The trainer does not know added tokens; what it counts must be what BPE will see.
-    special = "|".join(map(re.escape, SPECIAL_TOKENS))
-    longest_first = sorted(words, key=lambda word: (-len(word), word))
-    whole = rf"|(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)" if words else ""
+    special = "|".join(map(re.escape, (*_longest_first(blocks), *SPECIAL_TOKENS)))
+    whole = rf"|(?<!\w)(?:{'|'.join(map(re.escape, _longest_first(words)))})(?!\w)" if words else ""
     separator = re.compile(special + whole)
     for text in texts:
         yield from filter(None, separator.split(text))
+
+
+def _longest_first(texts: Sequence[str]) -> list[str]:
+    return sorted(texts, key=lambda text: (-len(text), text))
 
 
 def _save(backend: Any, folder: Path, chat_template: str) -> Path:

@@ -79,9 +79,11 @@ class GeneratedTables:
         raise AssertionError(f"no {split} instruction in {_MAX_DRAWS} draws")
 
     def vocabulary(self) -> tuple[str, ...]:
+        """What may be asked for. The table and the column of names stand in every statement alike, and "name" in every
+        tool call besides: they are left to the merges."""
         level = self._level
         half = max(12, level.num_words // 2)
-        words = [*NAMES[: level.num_words], *CITIES[:half], "people", "name", "city"]
+        words = [*NAMES[: level.num_words], *CITIES[:half], "city"]
         attributes = list(ATTRIBUTES)[: level.num_attributes] if level.is_schema_shown else list(ATTRIBUTES)
         words += [word for name in attributes for word in (name, *ATTRIBUTES[name])]
         if level.num_cities:

@@ -92,7 +92,8 @@ class OsFamily:
 
     def demonstrate(self, task: Task, rng: Random, *, noise: float) -> tuple[Message, ...]:
         """The scripted expert's episode: of a published task, its example. Raises ConfigError for bad `noise`."""
-        words = FILES if self._source.vocabulary() else ()
+        known = self._source.vocabulary()
+        words = tuple(name for name in FILES if name in known)
         with closing(self.make(task)) as env:
             chore = self.chore(task)
             return demonstrate(env, chore, rng, noise=noise, max_turns=self.max_turns, words=words)

@@ -18,6 +18,8 @@ from envs.webshop.words import COLOURS, FINISHES, IDS, SIZES, STYLES, THINGS
 # One instruction in EVAL_EVERY belongs to the eval split.
 EVAL_EVERY = 8
 MAX_DRAWS = 2_000
+# What products cost, in dollars, where the instruction does not say what they may cost.
+ROUND_PRICES = (10, 20, 30, 40)
 _MAX_MADE = 256
 
 
@@ -123,7 +125,7 @@ class GeneratedShops:
         return [self._product(id_, title, rng) for id_, title in zip(ids, titles, strict=True)]
 
     def _product(self, id_: str, title: tuple[str, ...], rng: Random) -> Product:
-        price = rng.randint(5, 90)
+        price = rng.randint(5, 90) if self._level.has_prices else rng.choice(ROUND_PRICES)
         return Product(
             asin=id_,
             title=" ".join(title),

@@ -1,5 +1,6 @@
 """Generated chores: what they are, that their words can be kept whole, and that only what is asked for solves them."""
 
+import re
 from contextlib import closing
 from random import Random
 
@@ -108,6 +109,15 @@ def test_chores_use_the_vocabulary_of_their_level(level):
 def families():
     bubblewrap_driver().close()
     return {level: family(FamilyOptions(level=level, sandbox="bubblewrap")) for level in LEVELS}
+
+
+def test_random_commands_of_the_expert_keep_to_the_words_of_the_level(families):
+    chosen = families[1]
+    others = {*FILES, *CONTENTS} - set(chosen.vocabulary())
+    for index in range(12):
+        shown = chosen.demonstrate(chosen.task("train", index), Random(index), noise=0.8)
+        said = " ".join(str(call.arguments) for message in shown for call in message.tool_calls)
+        assert not {word for word in re.findall("[a-z]+", said) if word in others}
 
 
 def reward(family, task, *calls):

@@ -111,6 +111,23 @@ def test_words_that_are_not_ascii_are_left_to_the_merges(tmp_path: Path) -> None
         assert tokenizer.decode(ids) == other.decode(ids) == f"{word} {word}"
 
 
+def test_a_shared_opening_is_one_id_and_leaves_its_merges_to_other_texts(tmp_path: Path) -> None:
+    opening = 'Look #0 up. <tools>\n{"name": "look"}\n</tools>'
+    texts = [f"<|im_start|>system\n{opening}<|im_end|>\nthe {word} is here" for word in ("teapot", "kettle")]
+    folder = train_tokenizer(
+        texts, tmp_path, vocab_size=290, chat_template=SHORT, keep_whole=["#0", "teapot", "kettle"], openings=[opening]
+    )
+    tokenizer, other = load_tokenizer(folder), transformers_tokenizer(folder)
+    for text in (texts[0], opening, f"x{opening}y", opening[:-1], f"{opening[:-1]}#0"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == other.decode(ids) == text
+        assert ids == other.encode(text, add_special_tokens=False)
+    (whole,) = tokenizer.encode(opening)
+    start, role = tokenizer.encode("<|im_start|>"), tokenizer.encode("system\n")
+    assert tokenizer.encode(texts[0])[: len(start + role) + 1] == [*start, *role, whole]
+    assert len(tokenizer.encode("\nthe ")) == len(tokenizer.encode(" is here")) == 1  # nothing was spent on the opening
+
+
 def test_added_tokens_of_other_alphabets_are_decoded_as_written() -> None:
     backend = tokenizers.Tokenizer.from_file(str(small_folder() / "tokenizer.json"))
     backend.add_tokens([tokenizers.AddedToken("Zürich", normalized=False)])
@@ -128,7 +145,9 @@ def test_the_byte_alphabet_is_the_librarys() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"vocab_size": 264, "keep_whole": ENTITIES}, "vocab_size must be above 264 .*5 words to keep whole.*got 264"),
+        ({"vocab_size": 264, "keep_whole": ENTITIES}, "vocab_size must be above 264 .*5 texts to keep whole.*got 264"),
+        ({"vocab_size": 260, "openings": ["a b"]}, "vocab_size must be above 260 .*1 texts to keep whole.*got 260"),
+        ({"vocab_size": 400, "openings": ["a<|im_end|>"]}, r"special tokens, got 'a<\|im_end\|>'"),
         ({"vocab_size": 400, "keep_whole": ["a<|im_end|>"]}, r"special tokens, got 'a<\|im_end\|>'"),
     ],
 )
