@@ -39,7 +39,6 @@ import trio
 from agentrl_jax.engines.addresses import ServerAddress
 from agentrl_jax.engines.exports import export_folder, open_exports
 from agentrl_jax.engines.fleet import ServedModel, open_fleet
-from agentrl_jax.engines.http_server import ServerLimits, serve_http
 from agentrl_jax.engines.publish_config import InFlightMode, PublishConfig, TransportName
 from agentrl_jax.engines.served_generation import ServedModel as ServerModel
 from agentrl_jax.engines.server import EngineServer
@@ -166,8 +165,7 @@ async def _reading_server(model: ModelConfig) -> AsyncIterator[str]:
     )
     server = EngineServer(engine, served)
     async with trio.open_nursery() as nursery:
-        serve = partial(serve_http, server.handle, host="127.0.0.1", port=0, limits=ServerLimits())
-        port: int = await nursery.start(serve)
+        port: int = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
         yield f"http://127.0.0.1:{port}"
         nursery.cancel_scope.cancel()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from agentrl_jax.engines.http_server import ServerLimits, check_bind, serve_http
+from agentrl_jax.engines.http_server import check_bind
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.engine import open_local_engine
 from agentrl_jax.engines.served_chat import ChatFormat
@@ -135,8 +135,7 @@ async def _serve_forever(
     engine_block = open_local_engine(model=policy.model, config=sized, weights=weights, version=config.version or 0)
     async with engine_block as engine, trio.open_nursery() as nursery:
         server = EngineServer(engine, model, token=config.token, weight_name=name)
-        serve = partial(serve_http, server.handle, host=config.host, port=config.port, limits=ServerLimits())
-        port: int = await nursery.start(serve)
+        port: int = await nursery.start(partial(server.serve, host=config.host, port=config.port))
         say(f"serving {config.model} as version {name} at http://{config.host}:{port}")
 
 

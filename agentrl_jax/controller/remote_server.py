@@ -15,6 +15,7 @@ from agentrl_jax.controller.remote_config import ListenConfig
 from agentrl_jax.controller.remote_controller import RemoteController
 from agentrl_jax.controller.wire_access import Access
 from agentrl_jax.controller.wire_http2 import UNAUTHENTICATED, GrpcRefusal, GrpcStream, serve_http2
+from agentrl_jax.engines.http_hosts import host_problem
 from agentrl_jax.engines.http_server import Answer, EventStream, HttpRequest, ServerLimits, serve_connection
 from agentrl_jax.errors import ConfigError
 
@@ -74,7 +75,10 @@ class ControllerServer:
             await trio.aclose_forcefully(stream)
 
     def _refusal(self, peer: str, request: HttpRequest) -> Answer | None:
-        return None if self._access.admits(request.headers, peer) else _UNAUTHORIZED
+        if not self._access.admits(request.headers, peer):
+            return _UNAUTHORIZED
+        problem = host_problem(request, self._config.host) if self._config.token is None else None
+        return None if problem is None else explain(problem)
 
     async def _handle(self, request: HttpRequest) -> Answer | EventStream:
         if request.path.startswith(PREFIX + "/"):

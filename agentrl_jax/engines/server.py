@@ -6,13 +6,24 @@ leaves the old weights serving; tensors that come in requests are served togethe
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from hmac import compare_digest
 from importlib.metadata import version as installed_version
 from typing import TypeAlias
 
 import trio
 
-from agentrl_jax.engines.http_server import Answer, EventStream, HttpProblem, HttpRequest, json_answer
+from agentrl_jax.engines.http_hosts import host_problem
+from agentrl_jax.engines.http_server import (
+    Answer,
+    EventStream,
+    HttpProblem,
+    HttpRequest,
+    ServerLimits,
+    json_answer,
+    problem_answer,
+    serve_http,
+)
 from agentrl_jax.engines.served import ServableEngine
 from agentrl_jax.engines.served_generation import GenerationEndpoints, ServedModel
 from agentrl_jax.engines.served_names import WeightNames
@@ -35,7 +46,7 @@ _REFUSED = {
 
 
 class EngineServer:
-    """Answers requests for one engine; `handle` is a `Handler` of `http_server`."""
+    """Answers requests for one engine: `serve` at an address of its own, `handle` wherever else they come from."""
 
     def __init__(
         self, engine: ServableEngine, model: ServedModel, *, token: str | None = None, weight_name: str | None = None
@@ -48,9 +59,27 @@ class EngineServer:
         self._weights = WeightEndpoints(engine, model, self._generation.turns, self._names, forget)
         self._routes = self._make_routes()
 
+    async def serve(
+        self, *, host: str, port: int, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Answer until cancelled; reports the port once it listens. Of a client that is refused the body is not read.
+
+        Raises ConfigError if the address cannot be had.
+        """
+        refuse = partial(self._refusal, host)
+        await serve_http(
+            self.handle, host=host, port=port, limits=ServerLimits(), refuse=refuse, task_status=task_status
+        )
+
+    def _refusal(self, host: str, request: HttpRequest) -> Answer | None:
+        problem = host_problem(request, host) if self._token is None else self._token_problem(request)
+        return None if problem is None else problem_answer(problem)
+
     async def handle(self, request: HttpRequest) -> Answer | EventStream:
         """Raises HttpProblem for what is refused; an engine that fails is a 503."""
-        self._check_token(request)
+        problem = self._token_problem(request)
+        if problem is not None:
+            raise problem
         methods = self._routes.get(request.path)
         if methods is None:
             if request.path in _REFUSED:
@@ -102,12 +131,13 @@ class EngineServer:
                 routes.setdefault(path, {})[method] = endpoint
         return routes
 
-    def _check_token(self, request: HttpRequest) -> None:
+    def _token_problem(self, request: HttpRequest) -> HttpProblem | None:
         if self._token is None or request.path in _OPEN_PATHS:
-            return
+            return None
         given = request.headers.get("authorization", "")
-        if not compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise HttpProblem(401, "expected the header Authorization: Bearer TOKEN with this server's token")
+        if compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return None
+        return HttpProblem(401, "expected the header Authorization: Bearer TOKEN with this server's token")
 
     async def _health(self, request: HttpRequest) -> Answer:
         """Whether the server lives, paused or not."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from agentrl_jax.engines.http import HttpClient, HttpError, HttpResponse
+from agentrl_jax.engines.http_hosts import host_problem
 from agentrl_jax.engines.http_server import Answer, HttpRequest
 from envs.worker.api import Reply, WorkerApi
 from envs.worker.service import Index
@@ -31,14 +32,18 @@ _READS = frozenset({"get_indices", "get_sessions", "worker_status"})
 class HttpWorker:
     """Answers HTTP requests by a `WorkerApi`."""
 
-    def __init__(self, api: WorkerApi, *, token: str | None = None) -> None:
-        self._api, self._token = api, token
+    def __init__(self, api: WorkerApi, *, token: str | None = None, names: Sequence[str] = ()) -> None:
+        """names: by which a worker without a token may be asked for, besides those of a loopback address."""
+        self._api, self._token, self._names = api, token, names
 
     def refusal(self, request: HttpRequest) -> Answer | None:
         """For `serve_http`: of a caller without the token nothing is read."""
-        if self._permitted(request) is not None:
+        if self._permitted(request) is None:
+            return _answer(Reply(status=401, body=dump({"detail": "this worker needs a token"})))
+        problem = host_problem(request, *self._names) if self._token is None else None
+        if problem is None:
             return None
-        return _answer(Reply(status=401, body=dump({"detail": "this worker needs a token"})))
+        return _answer(Reply(status=problem.status, body=dump({"detail": str(problem)})))
 
     async def handle(self, request: HttpRequest) -> Answer:
         """For `serve_http`, of callers that are not refused."""

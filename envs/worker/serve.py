@@ -54,6 +54,11 @@ class Place:
         """Whether the worker reaches its controller, and not the other way round."""
         return urlsplit(self.controller).scheme == "grpc"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which the API is asked for."""
+        return tuple(filter(None, (self.host, urlsplit(self.address or "").hostname)))
+
     def reached_at(self, port: int) -> str:
         """What the controller is told: the address of the API, with the token as the first part of its path."""
         parts = urlsplit(self.address or f"http://{_in_url(self.host)}:{port}/api")
@@ -86,7 +91,7 @@ async def _serve_http(
     ):
         links: list[HttpLink] = []
         api = WorkerApi(service, sessions, lambda session_id: links[0].notify(session_id))
-        worker = HttpWorker(api, token=place.token)
+        worker = HttpWorker(api, token=place.token, names=place.names)
         listen = partial(
             serve_http,
             worker.handle,

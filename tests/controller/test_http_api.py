@@ -41,7 +41,7 @@ class Client:
         connection = h11.Connection(h11.CLIENT)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._server.serve_connection, theirs, self.peer)
-            fields = {"host": "h", "content-length": str(len(body)), **(headers or {})}
+            fields = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
             request = h11.Request(
                 method=method,
                 target=target,
@@ -276,6 +276,18 @@ async def test_a_token_guards_everything(autojump_clock: MockClock) -> None:
         assert (await client("GET", "/api/version"))[0] == 200
         client.peer = "nonsense"
         assert (await client("GET", "/api/version"))[0] == 401
+
+
+async def test_a_page_whose_name_was_made_to_lead_here_is_refused(autojump_clock: MockClock) -> None:
+    async with serving(FakeRemote()) as client:
+        for path in ("/", "/overview", "/api/list_sessions"):
+            status, _, body = await client("GET", path, headers={"host": "evil.example:5020"})
+            assert status == 403
+            assert b"not known as 'evil.example:5020'" in body
+            assert (await client("GET", path, headers={"host": "127.0.0.1:5020"}))[0] == 200
+    async with serving(FakeRemote(), listen=ListenConfig(token="s3cret")) as client:  # the page does not have it
+        headers = {"host": "evil.example:5020", "authorization": "Bearer s3cret"}
+        assert (await client("GET", "/overview", headers=headers))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,15 @@ async def test_the_api_over_http():
         assert (await client.get("/elsewhere")).status == 404
 
 
+async def test_without_a_token_a_page_whose_name_was_made_to_lead_here_is_refused():
+    async with open_both(address="http://box.lan:9/api") as (_, client, _):
+        port = int(client.url.rpartition(":")[2])
+        for name, status in (("evil.example:5021", b"403"), ("localhost:5021", b"200"), ("box.lan:9", b"200")):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(b"GET /api/get_sessions HTTP/1.1\r\nhost: %s\r\n\r\n" % name.encode())
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 " + status)
+
+
 async def test_a_token_is_asked_for_and_registered():
     async with open_both(token="s3cret") as (controller, client, _):
         assert (await client.get("/api/get_indices")).status == 401
