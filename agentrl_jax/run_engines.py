@@ -14,7 +14,8 @@ import trio
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.engines.addresses import parse_addresses
-from agentrl_jax.engines.exports import Export, ExportFolder, WeightDType, export_folder, open_exports, sweep
+from agentrl_jax.engines.export_folders import export_folder, sweep
+from agentrl_jax.engines.exports import Export, ExportFolder, WeightDType, open_exports
 from agentrl_jax.engines.fleet import EngineFleet, ServedModel, examine, open_fleet
 from agentrl_jax.engines.http import open_http_client
 from agentrl_jax.engines.pool import EnginePool

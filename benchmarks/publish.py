@@ -37,7 +37,8 @@ import numpy as np
 import trio
 
 from agentrl_jax.engines.addresses import ServerAddress
-from agentrl_jax.engines.exports import export_folder, open_exports
+from agentrl_jax.engines.export_folders import export_folder
+from agentrl_jax.engines.exports import open_exports
 from agentrl_jax.engines.fleet import ServedModel, open_fleet
 from agentrl_jax.engines.publish_config import InFlightMode, PublishConfig, TransportName
 from agentrl_jax.engines.served_generation import ServedModel as ServerModel

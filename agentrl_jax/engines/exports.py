@@ -7,16 +7,13 @@ The file is also what lies between learner and servers where they share a machin
 - A bucket is written while the next one is being gathered; no tensor is copied in this process on its way to the file.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +21,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from agentrl_jax.engines.export_folders import own_folder
 from agentrl_jax.engines.weight_folder import TensorShapes
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.buckets import HostBucket, HostTensor, checksum
@@ -33,9 +31,6 @@ WeightDType = Literal["float32", "bfloat16"]
 _NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16"}
 _WIDTHS: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 _FILE = "model.safetensors"
-_LOCK = ".lock"
-_PREFIX = "agentrl_jax-exports-"
-_SHARED_MEMORY = Path("/dev/shm")
 _MAX_BUFFERS = 512  # of one system call; Linux takes 1024
 
 
@@ -174,22 +169,11 @@ def open_exports(
 ) -> Iterator[ExportFolder]:
     """The exports of a run, in a folder of their own, which is gone when the block ends.
 
-    folder: nobody else's, see `export_folder`. config: what goes into config.json. What a killed process has left there
-    is deleted. Raises ConfigError if
-    another process uses the folder, it cannot be written, or has too little room for two exports.
+    folder: nobody else's, see `export_folder`; what a killed process has left there is deleted. config: what goes into
+    config.json. Raises ConfigError if another process uses the folder, it cannot be written, or has too little room for
+    two exports.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(f"--publish.folder: {folder} cannot be written: {error}") from error
-    with ExitStack() as stack:
-        stack.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"--publish.folder: another process publishes from {folder}") from error
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    with own_folder(folder):
         _clear(folder)
         needed = 2 * sum(prod(shape) for shape in shapes.values()) * _WIDTHS[dtype]
         if (free := shutil.disk_usage(folder).free) < needed:
@@ -198,28 +182,6 @@ def open_exports(
                 f"but {free / 1e9:.3g} GB are free; name a folder on a larger file system that servers can read too"
             )
         yield ExportFolder(folder, shapes, dtype=dtype, config=config)
-
-
-def export_folder(base: Path | None, run_dir: Path) -> Path:
-    """The folder of this run directory's exports in `base`; None: in memory, where the system has files there."""
-    if base is None:
-        base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    return base / f"{_PREFIX}{sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]}"
-
-
-def sweep(base: Path) -> list[Path]:
-    """Delete the export folders in `base` that killed processes have left, and return them."""
-    swept = []
-    for lock_file in base.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError):  # gone meanwhile, or in use
-            lock = os.open(lock_file, os.O_RDWR)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock_file.parent)
-                swept.append(lock_file.parent)
-            finally:
-                os.close(lock)
-    return swept
 
 
 def _layout(shapes: TensorShapes, dtype: WeightDType) -> tuple[bytes, dict[str, Place]]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl_jax.engines.exports import Export
+from agentrl_jax.engines.sglang_weights import RankChecksums
 from agentrl_jax.errors import EngineError
 
 Words: TypeAlias = npt.NDArray[Any]
@@ -32,7 +33,7 @@ _MAX_SHOWN = 3
 
 def check_server(
     export: Export,
-    ranks: Sequence[Mapping[str, Any]],
+    ranks: Sequence[RankChecksums],
     *,
     num_kv_heads: int,
     device: str,
@@ -41,22 +42,29 @@ def check_server(
 ) -> int:
     """Raise EngineError unless every tensor of every rank is what `export` makes of it; return the bytes compared.
 
-    ranks: of the answer of `/weights_checker`, each with its checksums and its place. device: the server's, which
-    decides how it hashes. vocab_multiple, mlp_multiple: what the server rounds the vocabulary up to, and the width of
+    ranks: of the answer of `/weights_checker`: all that the server has. device: the server's, which decides how it
+    hashes. vocab_multiple, mlp_multiple: what the server rounds the vocabulary up to, and the width of
     the MLP on each rank.
     """
     digest = words_hash if device == "cuda" else bytes_hash
     layout = Layout(num_kv_heads=num_kv_heads, vocab_multiple=vocab_multiple, mlp_multiple=mlp_multiple)
+    _check_places(ranks)
     num_bytes = 0
     for rank in ranks:
-        place = rank["parallelism_info"]
-        place = place[0] if isinstance(place, list) else place
-        expected = dict(rank_parts(export, rank["checksums"], layout, place["tp_rank"], place["tp_size"]))
+        expected = dict(rank_parts(export, rank.checksums, layout, rank.place.tp_rank, rank.place.tp_size))
         with ThreadPoolExecutor(thread_name_prefix="checksum") as pool:
             hashes = dict(zip(expected, pool.map(digest, expected.values()), strict=True))
-        _compare(hashes, rank["checksums"])
+        _compare(hashes, rank.checksums)
         num_bytes += sum(part.nbytes for parts in expected.values() for part in parts)
     return num_bytes
+
+
+def _check_places(ranks: Sequence[RankChecksums]) -> None:
+    """Raise EngineError unless there is a rank for every part of the model."""
+    found = sorted({(rank.place.tp_rank, rank.place.tp_size) for rank in ranks})
+    if not found or found != [(number, len(found)) for number in range(len(found))]:
+        named = ", ".join(f"{rank} of {size}" for rank, size in found) or "none"
+        raise EngineError(f"the server's weights are not known: expected hashes of each of its ranks, got {named}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +116,19 @@ def shards(name: str, array: Words, layout: Layout, rank: int, size: int) -> lis
     if size == 1 or not any(part in name for part in (".self_attn.", ".mlp.")) or "_norm." in name:
         return [array]
     if name.endswith(_BY_INPUTS):
-        return [np.ascontiguousarray(np.split(array, size, axis=1)[rank])]
+        return [np.ascontiguousarray(_split(name, array, size, axis=1)[rank])]
     if ".gate_up_proj." in name:  # fused at home too: a part of each half
-        return [np.split(half, size)[rank] for half in np.split(array, 2)]
+        return [_split(name, half, size)[rank] for half in _split(name, array, 2)]
     if any(part in name for part in (".k_proj.", ".v_proj.")) and layout.num_kv_heads < size:
-        return [
-            np.split(array, layout.num_kv_heads)[rank * layout.num_kv_heads // size]
-        ]  # a head is held by several ranks
-    return [np.split(array, size)[rank]]
+        # a head is held by several ranks
+        return [_split(name, array, layout.num_kv_heads)[rank * layout.num_kv_heads // size]]
+    return [_split(name, array, size)[rank]]
+
+
+def _split(name: str, array: Words, size: int, axis: int = 0) -> list[Words]:
+    if array.shape[axis] % size:
+        raise EngineError(f"{name} of shape {array.shape} cannot be split into {size} equal parts, as the server says")
+    return np.split(array, size, axis)
 
 
 def _widened(name: str, array: Words, multiple: int) -> Words:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import trio
@@ -35,12 +35,31 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     architectures: list[str] | None = None
 
 
+class RankPlace(msgspec.Struct, kw_only=True):
+    """Which of how many ranks that split the model's tensors."""
+
+    tp_rank: Annotated[int, msgspec.Meta(ge=0)]
+    tp_size: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RankChecksums(msgspec.Struct, kw_only=True):
+    """checksums: by the server's names of its tensors. parallelism_info: its place, once for each model that it has."""
+
+    checksums: dict[str, str]
+    parallelism_info: RankPlace | Annotated[list[RankPlace], msgspec.Meta(min_length=1)]
+
+    @property
+    def place(self) -> RankPlace:
+        found = self.parallelism_info
+        return found[0] if isinstance(found, list) else found
+
+
 class Checksums(msgspec.Struct, kw_only=True):
-    """The answer of /weights_checker: of each rank its tensors' hashes and its place, and one hash of everything."""
+    """The answer of /weights_checker: of each rank its tensors' hashes, and one hash of everything."""
 
     success: bool = True
     message: str = ""
-    ranks: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    ranks: list[RankChecksums] = msgspec.field(default_factory=list)
     per_engine_checksum: str = ""
 
 

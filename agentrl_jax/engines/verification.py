@@ -7,7 +7,7 @@ import trio
 
 from agentrl_jax.engines.exports import Export
 from agentrl_jax.engines.server_checksums import check_server
-from agentrl_jax.engines.sglang_weights import ServerFacts, ServerWeights
+from agentrl_jax.engines.sglang_weights import RankChecksums, ServerFacts, ServerWeights
 from agentrl_jax.errors import EngineError
 
 _REMEMBERED = 1000  # versions
@@ -75,7 +75,7 @@ class Verification:
             del self._witnessed[old], self._proven[old]
         return Verdict(num_bytes=num_bytes, checksum=checksum)
 
-    def _compare(self, export: Export, ranks: list[dict[str, object]], facts: ServerFacts) -> int:
+    def _compare(self, export: Export, ranks: list[RankChecksums], facts: ServerFacts) -> int:
         return check_server(
             export,
             ranks,

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from agentrl_jax.engines.exports import export_folder, open_exports, sweep
+from agentrl_jax.engines.exports import open_exports
 from agentrl_jax.errors import ConfigError, EngineError
 from agentrl_jax.models.buckets import HostBucket
 from tests.engines.weight_fakes import SHAPES, exports_in, in_buckets, random_arrays
@@ -88,7 +88,7 @@ def test_weights_that_are_not_exactly_the_models_are_refused_and_leave_nothing(t
     with exports_in(tmp_path / "e") as exports:
         with pytest.raises(EngineError, match=message):
             exports.write(1, WRONG[message]())
-        assert [path.name for path in (tmp_path / "e").iterdir()] == [".lock"]
+        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == [".gate", ".lock"]
         exports.write(1, in_buckets(random_arrays(0))).check()
 
 
@@ -103,7 +103,7 @@ def test_a_full_file_system_is_an_engine_error_and_leaves_nothing(
             patched.setattr(os, "pwritev", full)
             with pytest.raises(EngineError, match=r"cannot write version 1 to .*No space left"):
                 exports.write(1, in_buckets(random_arrays(0)))
-        assert [path.name for path in (tmp_path / "e").iterdir()] == [".lock"]
+        assert sorted(path.name for path in (tmp_path / "e").iterdir()) == [".gate", ".lock"]
 
 
 def test_a_write_that_is_cut_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,27 +139,6 @@ def test_only_what_is_kept_stays_and_nothing_stays_in_the_end(tmp_path: Path) ->
     assert not (tmp_path / "e").exists()
 
 
-def test_a_folder_has_one_run_at_a_time_and_what_a_killed_one_left_is_deleted(tmp_path: Path) -> None:
-    left = tmp_path / "e" / "v7"
-    left.mkdir(parents=True)
-    with exports_in(tmp_path / "e"):
-        assert not left.exists()
-        with pytest.raises(ConfigError, match="another process publishes from"), exports_in(tmp_path / "e"):
-            pass
-        assert (tmp_path / "e").is_dir()
-
-
-def test_folders_of_killed_runs_are_swept_and_nothing_else_is(tmp_path: Path) -> None:
-    dead, alive = export_folder(tmp_path, tmp_path / "a"), export_folder(tmp_path, tmp_path / "b")
-    for folder in (dead, tmp_path / "users"):
-        folder.mkdir()
-        (folder / ".lock").touch()
-    with exports_in(alive):
-        assert sweep(tmp_path) == [dead]
-        assert alive.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == ["users"]
-
-
 def test_a_file_system_that_is_too_small_is_refused(tmp_path: Path) -> None:
     huge = {"w": (10**9, 10**7)}
     with (
@@ -167,9 +146,3 @@ def test_a_file_system_that_is_too_small_is_refused(tmp_path: Path) -> None:
         open_exports(tmp_path / "e", huge, dtype="float32", config={}),
     ):
         pass
-
-
-def test_runs_have_folders_of_their_own(tmp_path: Path) -> None:
-    assert export_folder(None, tmp_path / "a") != export_folder(None, tmp_path / "b")
-    assert export_folder(None, tmp_path / "a") == export_folder(None, tmp_path / "b" / ".." / "a")
-    assert export_folder(tmp_path, tmp_path / "a").parent == tmp_path

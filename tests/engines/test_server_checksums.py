@@ -4,11 +4,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import trio
 
+from agentrl_jax.engines.http import open_http_client
+from agentrl_jax.engines.http_server import Answer, HttpRequest
 from agentrl_jax.engines.server_checksums import Layout, bytes_hash, check_server, shards, words_hash
+from agentrl_jax.engines.sglang_weights import RankChecksums, ServerWeights
 from agentrl_jax.errors import EngineError
+from tests.engines.http_fakes import connect_to
 from tests.engines.weight_fakes import NUM_KV_HEADS, exports_in, in_buckets, random_arrays
 
 LAYER = "model.layers.0."
@@ -56,8 +62,9 @@ def fused(arrays: dict[str, Any], rank: int = 0, size: int = 1) -> dict[str, str
     }
 
 
-def answer(checksums: dict[str, str], rank: int = 0, size: int = 1) -> dict[str, Any]:
-    return {"checksums": checksums, "parallelism_info": [{"tp_rank": rank, "tp_size": size}]}
+def answer(checksums: dict[str, str], rank: int = 0, size: int = 1) -> RankChecksums:
+    places = [{"tp_rank": rank, "tp_size": size}]
+    return msgspec.convert({"checksums": checksums, "parallelism_info": places}, RankChecksums)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def arrays() -> dict[str, Any]:
     return random_arrays(7)
 
 
-def check(tmp_path: Path, arrays: dict[str, Any], *ranks: dict[str, Any], vocab_multiple: int = 64) -> int:
+def check(tmp_path: Path, arrays: dict[str, Any], *ranks: RankChecksums, vocab_multiple: int = 64) -> int:
     with exports_in(tmp_path / "e") as exports:
         export = exports.write(1, in_buckets(arrays))
         return check_server(export, ranks, num_kv_heads=NUM_KV_HEADS, device="cpu", vocab_multiple=vocab_multiple)
@@ -107,6 +114,45 @@ def test_any_tensor_that_differs_is_named(
     checksums = {name: value for name, value in {**fused(arrays), **change}.items() if value is not None}
     with pytest.raises(EngineError, match=message):
         check(tmp_path, arrays, answer(checksums))
+
+
+@pytest.mark.parametrize("places", [[], [(0, 2)], [(1, 2), (1, 2)], [(0, 1), (1, 2)], [(2, 2), (0, 2), (1, 2)]])
+def test_ranks_that_are_not_all_of_a_servers_prove_nothing(
+    tmp_path: Path, arrays: dict[str, Any], places: list[tuple[int, int]]
+) -> None:
+    ranks = [answer(fused(arrays, 0, size), rank, size) for rank, size in places]
+    with pytest.raises(EngineError, match=r"expected hashes of each of its ranks, got (none|\d of \d)"):
+        check(tmp_path, arrays, *ranks)
+
+
+def test_a_layout_that_cannot_be_is_an_engine_error(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    ranks = [answer(fused(arrays), rank, 3) for rank in range(3)]
+    with pytest.raises(EngineError, match=r"q_proj.weight of shape \(8, 8\) cannot be split into 3 equal parts"):
+        check(tmp_path, arrays, *ranks, vocab_multiple=3)
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        {"checksums": {}},
+        {"checksums": {}, "parallelism_info": []},
+        {"checksums": {}, "parallelism_info": {"tp_rank": 0}},
+        {"checksums": {}, "parallelism_info": [{"tp_rank": -1, "tp_size": 1}]},
+        {"checksums": {}, "parallelism_info": {"tp_rank": 0, "tp_size": 0}},
+        {"checksums": {"w": None}, "parallelism_info": {"tp_rank": 0, "tp_size": 1}},
+        {"parallelism_info": {"tp_rank": 0, "tp_size": 1}},
+        "rank",
+    ],
+)
+async def test_a_malformed_rank_is_an_engine_error(nursery: trio.Nursery, rank: Any) -> None:
+    async def handle(request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return Answer(body=msgspec.json.encode({"success": True, "ranks": [rank], "per_engine_checksum": "0"}))
+
+    async with open_http_client("http://e", connect=connect_to(nursery, lambda: handle)) as client:
+        with pytest.raises(EngineError, match="expected JSON, got"):
+            await ServerWeights(client, "e").checksums()
+    nursery.cancel_scope.cancel()
 
 
 def test_a_head_of_its_own_that_the_server_ties_to_its_embedding_is_the_embedding(

@@ -8,7 +8,14 @@ import trio
 
 from agentrl_jax.engines.exports import Export, ExportFolder
 from agentrl_jax.engines.server_checksums import bytes_hash
-from agentrl_jax.engines.sglang_weights import Checksums, ModelFacts, ServerFacts, ServerWeights
+from agentrl_jax.engines.sglang_weights import (
+    Checksums,
+    ModelFacts,
+    RankChecksums,
+    RankPlace,
+    ServerFacts,
+    ServerWeights,
+)
 from agentrl_jax.engines.verification import Verdict, Verification
 from agentrl_jax.errors import EngineError
 from tests.engines.weight_fakes import NUM_KV_HEADS, exports_in, in_buckets, random_arrays
@@ -21,7 +28,7 @@ class Server:
 
     def __init__(self, version: int, arrays: dict[str, Any], whole: str | None = None) -> None:
         hashes = {name: bytes_hash([array]) for name, array in arrays.items()}
-        rank = {"checksums": hashes, "parallelism_info": {"tp_rank": 0, "tp_size": 1}}
+        rank = RankChecksums(checksums=hashes, parallelism_info=RankPlace(tp_rank=0, tp_size=1))
         whole = bytes_hash(list(arrays.values())) if whole is None else whole
         self.checksum: Checksums | None = Checksums(ranks=[rank], per_engine_checksum=whole)
         self._version = str(version)
