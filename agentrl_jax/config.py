@@ -39,7 +39,9 @@ class TrainConfig:
     """
 
     recipe: str = "single-kg"
-    """Where the defaults come from: single-kg (one environment), quickstart (two environments)"""
+    """Where the defaults of all other settings come from, by its name in the list above"""
+    dry_run: bool = False
+    """Print what would be done and the memory it takes, and do nothing: no file is written, no device used"""
     tasks: str = "kg"
     """Environments to train on, separated by commas; NAME|OTHER: OTHER where this machine cannot play NAME;
     remote:NAME: a task that env workers serve, which register with this run as with AgentRL's controller (see

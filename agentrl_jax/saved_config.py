@@ -43,7 +43,7 @@ def read_config(config_type: type[ConfigT], run_dir: Path, *, flag: str = "") ->
 
 def config_changes(old: Any, new: Any) -> dict[str, str]:
     """What differs between two configs of one type, by dotted name: "old → new"."""
-    before, after = _flat(config_to_json(old)), _flat(config_to_json(new))
+    before, after = flattened(config_to_json(old)), flattened(config_to_json(new))
     return {name: f"{before.get(name)} → {after[name]}" for name in after if before.get(name) != after[name]}
 
 
@@ -53,11 +53,12 @@ def _decode(wanted: type, value: Any) -> Any:
     raise TypeError(f"cannot read a {wanted.__name__}")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         is_section = isinstance(value, dict) and value
-        flat |= _flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
+        flat |= flattened(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
     return flat
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import getdoc
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,8 @@ from envs import register_all
 from launch.command import parse as parse
 from launch.command import printer as printer
 from launch.command import refuse as refuse
-from launch.recipes import RECIPES
+from launch.flags import check_all_known
+from launch.recipes import RECIPES, recipe_named
 from launch.remote import is_remote, remote_families
 
 
@@ -33,11 +35,13 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
     try:
         if start.resume is not None:
             return _parse_resumed(arguments, start, start.resume, program=program)
-        if start.recipe not in RECIPES:
-            raise ConfigError(f"unknown recipe {start.recipe!r}: known ones are {', '.join(sorted(RECIPES))}")
-        recipe = start.loss.applied_to(RECIPES[start.recipe].config)
-        config = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=recipe)
-        _check_effects(config, recipe)
+        recipe = recipe_named(start.recipe)
+        before = start.applied_to(recipe.config)
+        config = _parse(arguments, before, program=program)
+        _check_effects(config, before)
+        missing = [] if config.dry_run else recipe.missing(config)
+        if missing:
+            raise ConfigError(f"--recipe {start.recipe} needs {', and '.join(missing)}")
         return config, {}
     except ConfigError as error:
         refuse(error, program=program)
@@ -65,8 +69,36 @@ class _Start:
     """What the defaults of all other flags depend on."""
 
     recipe: str = TrainConfig().recipe
+    tasks: str | None = None
     resume: Path | None = None
     loss: _StartLoss = field(default_factory=_StartLoss)
+
+    def applied_to(self, recipe: TrainConfig) -> TrainConfig:
+        """The recipe with these tasks and this loss, without what it says of other tasks and losses."""
+        config = self.loss.applied_to(recipe)
+        if self.tasks is None:
+            return config
+        names = {name for choices in replace(config, tasks=self.tasks, eval_set={}).task_choices for name in choices}
+        kept = {name: data_set for name, data_set in config.eval_set.items() if name in names}
+        return replace(config, tasks=self.tasks, eval_set=kept)
+
+
+def _parse(arguments: Sequence[str] | None, default: TrainConfig, *, program: str) -> TrainConfig:
+    config, unknown = tyro.cli(
+        TrainConfig,
+        args=arguments,
+        prog=f"python -m {program}",
+        description=_description(),
+        default=default,
+        return_unknown_args=True,
+    )
+    check_all_known(unknown, config)
+    return config
+
+
+def _description() -> str:
+    recipes = "\n".join(f"  {name:<22} {recipe.description}" for name, recipe in RECIPES.items())
+    return f"{getdoc(TrainConfig)}\n\nRecipes, of which all flags are changes (docs/recipes.md):\n\n{recipes}"
 
 
 def _parse_resumed(
@@ -75,11 +107,11 @@ def _parse_resumed(
     saved = read_config(TrainConfig, run_dir, flag="--resume ")
     saved = replace(saved, runtime=saved.runtime.elsewhere())
     before = start.loss.applied_to(saved)
-    resumed = tyro.cli(TrainConfig, args=arguments, prog=f"python -m {program}", default=before)
+    resumed = _parse(arguments, before, program=program)
     if resumed.run_dir != saved.run_dir:
         raise ConfigError("--resume names the run directory already: leave --run-dir out")
     resumed.check_resumes(saved)
-    changes = replace(resumed, resume=saved.resume).changes_from(saved)
+    changes = replace(resumed, resume=saved.resume, dry_run=False).changes_from(saved)
     return replace(resumed, run_dir=run_dir), changes
 
 

@@ -1,32 +1,51 @@
-"""What a learner step should cost on a device, from the model's shape alone: operations and bytes."""
+"""What training costs on devices, from shapes alone: operations, and bytes of a learner step and of an engine."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple, Protocol
 
+from agentrl_jax.learner import LoraConfig
+from agentrl_jax.learner.lora import adapter_specs
 from agentrl_jax.models.config import ModelConfig
+from agentrl_jax.models.families import param_specs
 from agentrl_jax.models.params import num_params
+from agentrl_jax.sharding import MeshShape, partition
 
-PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100": 989e12,
-    "H800": 989e12,
-    "H20": 148e12,
-    "GH200": 989e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "L40S": 362e12,
-    "A10": 125e12,
-    "4090": 165e12,
+
+class DeviceKind(NamedTuple):
+    """The makers' figures of a device: dense bfloat16 operations per second, and bytes of memory."""
+
+    flops: float
+    memory: float
+
+
+_GIB = 2.0**30
+
+DEVICES = {
+    "B200": DeviceKind(2.25e15, 180 * _GIB),
+    "H200": DeviceKind(989e12, 141 * _GIB),
+    "GH200": DeviceKind(989e12, 96 * _GIB),
+    "H100": DeviceKind(989e12, 80 * _GIB),
+    "H800": DeviceKind(989e12, 80 * _GIB),
+    "H20": DeviceKind(148e12, 96 * _GIB),
+    "A100-SXM4-80GB": DeviceKind(312e12, 80 * _GIB),
+    "A100": DeviceKind(312e12, 40 * _GIB),
+    "A800": DeviceKind(312e12, 80 * _GIB),
+    "L40S": DeviceKind(362e12, 48 * _GIB),
+    "A10": DeviceKind(125e12, 24 * _GIB),
+    "4090": DeviceKind(165e12, 24 * _GIB),
 }
-"""Dense bfloat16 operations per second, by a part of the device's name (the longest counts); the makers' figures."""
+"""By a part of the device's name; the longest counts."""
 
 
 class StepBytes(NamedTuple):
     """Bytes on each device at the peak of a step."""
 
-    state: int  # float32 params and both moments
-    gradients: int  # the sums, and those of one micro-batch
-    activations: int  # each layer's input, what one layer keeps while its gradient is computed, and the head's copies
+    params: int  # what is trained, in float32, and under adapters what is not
+    optimizer: int  # both moments, in float32
+    gradients: int  # the sums, and those of one micro-batch, in float32
+    reference: int  # the frozen policy of a KL term
+    activations: int  # each layer's input, what one layer keeps while its gradient is computed, and gathered weights
     logits: int  # one chunk's: logits, probabilities and their gradient
 
     @property
@@ -34,10 +53,30 @@ class StepBytes(NamedTuple):
         return sum(self)
 
 
-def peak_flops(device_kind: str) -> float | None:
-    """Return the maker's bfloat16 rate of a device, in operations per second; None for one that is not listed."""
-    names = [name for name in PEAK_FLOPS if name in device_kind]
-    return PEAK_FLOPS[max(names, key=len)] if names else None
+class EngineBytes(NamedTuple):
+    """Bytes of an embedded engine on each of its devices."""
+
+    weights: int
+    staged: int  # the next weights, while a publish brings them
+    cache: int  # keys and values of every slot
+    logits: int  # of a decode step and its sampling
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class _Spec(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def axes(self) -> tuple[str | None, ...]: ...
+
+
+def device_kind(name: str) -> DeviceKind | None:
+    """Return the makers' figures of the device that JAX calls `name`; None for one that is not listed."""
+    parts = [part for part in DEVICES if part in name]
+    return DEVICES[max(parts, key=len)] if parts else None
 
 
 def step_flops(model: ModelConfig, *, num_tokens: int, length: int) -> float:
@@ -52,21 +91,72 @@ def step_flops(model: ModelConfig, *, num_tokens: int, length: int) -> float:
 
 
 def step_bytes(
-    model: ModelConfig, *, rows: int, row_tokens: int, logprob_chunk: int, shards: int, tensor: int, itemsize: int
+    model: ModelConfig,
+    *,
+    mesh: MeshShape,
+    rows: int,
+    row_tokens: int,
+    logprob_chunk: int,
+    itemsize: int,
+    remat: bool = True,
+    lora: LoraConfig | None = None,
+    has_reference: bool = False,
+    offload: bool = False,
 ) -> StepBytes:
-    """Return what a step needs on each device.
+    """Return what a step needs on each device of `mesh`.
 
-    rows: of a micro-batch, on this device. shards: fsdp·tensor devices share params. tensor: those that share heads,
-    MLP and vocabulary. itemsize: of the compute dtype.
+    rows: of a micro-batch, on this device. itemsize: of the compute dtype. lora: train adapters, over params that are
+    in the compute dtype. offload: the moments are in the host's memory between updates, of which one is done after the
+    last micro-batch.
     """
-    params, tokens = num_params(model), rows * row_tokens
+    whole = held_numbers(model, mesh)
+    trained = whole if lora is None or not lora.is_on else _held(adapter_specs(model, lora), mesh)
+    frozen = 0 if trained is whole else itemsize * whole
+    tokens, tensor = rows * row_tokens, mesh.tensor
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    one_layer = tokens * itemsize * (6 * model.width + (2 * heads + 4 * model.mlp_width) // tensor)
-    inputs = model.num_layers * tokens * model.width * itemsize
-    head = 2 * model.vocab_size * model.width * itemsize // tensor
+    kept = tokens * itemsize * (6 * model.width + (2 * heads + 4 * model.mlp_width) // tensor)
+    inputs = tokens * itemsize * model.width * model.num_layers
+    gathered = 2 * itemsize * model.vocab_size * model.width // tensor
     return StepBytes(
-        state=12 * params // shards,
-        gradients=8 * params // shards,
-        activations=inputs + one_layer + head,
+        params=4 * trained + frozen,
+        optimizer=0 if offload else 8 * trained,
+        gradients=8 * trained,
+        reference=itemsize * whole if has_reference and not frozen else 0,
+        activations=inputs + kept * (1 if remat else model.num_layers) + gathered,
         logits=3 * 4 * rows * min(logprob_chunk, row_tokens) * model.vocab_size // tensor,
     )
+
+
+def engine_bytes(
+    model: ModelConfig, *, num_slots: int, cache_tokens: int, num_devices: int, itemsize: int
+) -> EngineBytes:
+    """Return what an embedded engine needs on each of the devices that its model is split over."""
+    mesh = MeshShape(tensor=num_devices)
+    weights = itemsize * held_numbers(model, mesh)
+    kv_heads = model.num_kv_heads // (num_devices if model.num_kv_heads % num_devices == 0 else 1)
+    per_token = 2 * itemsize * model.num_layers * kv_heads * model.head_dim
+    return EngineBytes(
+        weights=weights,
+        staged=weights,
+        cache=num_slots * cache_tokens * per_token,
+        logits=3 * 4 * num_slots * model.vocab_size,
+    )
+
+
+def held_numbers(model: ModelConfig, mesh: MeshShape) -> int:
+    """Return how many of the params each device of `mesh` holds."""
+    return _held(param_specs(model), mesh)
+
+
+def _held(specs: Iterable[_Spec], mesh: MeshShape) -> int:
+    """How many of the numbers each device of `mesh` holds."""
+    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
+    total = 0
+    for spec in specs:
+        names = [name for part in partition(spec.axes, spec.shape, sizes) for name in _flat(part)]
+        total += prod(spec.shape) // prod(sizes[name] for name in names)
+    return total
+
+
+def _flat(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if part is None else (part,) if isinstance(part, str) else part

@@ -19,7 +19,7 @@ from agentrl_jax.models.params import Params, build_tree, num_params
 from agentrl_jax.models.specs import ParamSpec
 from agentrl_jax.packing import PackedBatch, PackingConfig, pack_demonstrations
 from agentrl_jax.sharding import MeshShape, local_rows, named_sharding
-from launch.estimates import StepBytes, peak_flops, step_bytes, step_flops
+from launch.estimates import StepBytes, device_kind, step_bytes, step_flops
 from launch.gpu_parts import Failed, Line, Machine
 
 SHAPE_OF_3B = ModelConfig(
@@ -58,11 +58,10 @@ class _Sizes:
     def estimate(self, model: ModelConfig) -> StepBytes:
         return step_bytes(
             model,
+            mesh=self.shape,
             rows=self.rows,
             row_tokens=self.row_tokens,
             logprob_chunk=self.learner.logprob_chunk,
-            shards=self.shape.fsdp * self.shape.tensor,
-            tensor=self.shape.tensor,
             itemsize=self._itemsize,
         )
 
@@ -104,8 +103,8 @@ def _speed(machine: Machine, sizes: _Sizes, packed: PackedBatch, step_s: float) 
     length = sizes.row_tokens * 5 // 8  # half of the tokens are in whole rows, half in quarters
     flops = step_flops(sizes.model, num_tokens=packed.num_tokens, length=length)
     rate = flops / step_s / machine.mesh.size
-    peak = peak_flops(machine.device.device_kind)
-    mfu = f"{rate / peak:.1%} MFU" if peak else f"no MFU: the peak of {machine.device.device_kind} is not known"
+    kind = device_kind(machine.device.device_kind)
+    mfu = f"{rate / kind.flops:.1%} MFU" if kind else f"no MFU: the peak of {machine.device.device_kind} is not known"
     return (
         f"{step_s:.3f} s for {packed.num_tokens} tokens in rows of {sizes.row_tokens}: "
         f"{packed.num_tokens / step_s:,.0f} tokens/s, {rate / 1e12:.3g} TFLOP/s per device, {mfu}"

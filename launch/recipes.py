@@ -3,6 +3,7 @@
 docs/recipes.md says where the published ones come from, and in what they differ from what was published.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.pool import PoolConfig
+from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import EvaluationConfig
 from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.models.config import ModelConfig
@@ -42,6 +44,15 @@ class Recipe:
         """Of `model`; None where the recipe does not say."""
         return None if self.model is None else PUBLISHED[self.model.split("/")[-1]]
 
+    @property
+    def for_accelerators(self) -> bool:
+        """Whether nobody would run it on a CPU."""
+        return self.model is not None
+
+    def lacks_servers(self, config: TrainConfig) -> bool:
+        """Whether `config`, a change to this recipe, still has to name servers."""
+        return self.needs_servers and config.has_local_engines and config.engine == self.config.engine
+
     def missing(self, config: TrainConfig) -> list[str]:
         """What only the user has, and `config`, a change to this recipe, does not name yet; a phrase each."""
         wanted = {
@@ -50,7 +61,7 @@ class Recipe:
             "": self.needs_data and config.data is None,
             f"inference servers for {config.engine.num_slots:,} episodes at a time (--engines sglang:http://HOST:PORT "
             "… --lagging-engines sglang:http://HOST:PORT …), or a smaller --engine.num-slots for an engine in this "
-            "process": self.needs_servers and config.has_local_engines and config.engine == self.config.engine,
+            "process": self.lacks_servers(config),
         }
         return [phrase for phrase, is_missing in wanted.items() if is_missing]
 
@@ -144,3 +155,12 @@ RECIPES: Mapping[str, Recipe] = {
         ]
     ),
 }
+
+
+def recipe_named(name: str) -> Recipe:
+    """Raises ConfigError for an unknown name, and says which one it may be."""
+    if name in RECIPES:
+        return RECIPES[name]
+    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.5)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    raise ConfigError(f"unknown recipe {name!r}{meant}: known ones are {', '.join(RECIPES)}")

@@ -25,6 +25,8 @@ from agentrl_jax.sharding import parse_mesh
 from launch.available import settle_tasks
 from launch.config import env_sources, make_families, parse_training, printer, refuse
 from launch.devices import open_mesh
+from launch.dry_run import show_plan
+from launch.recipes import RECIPES
 from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
 
 PROGRAM = "launch.train"
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, changes = parse_training(arguments, program=PROGRAM)
     try:
         config, families = _check(config)
+        if config.dry_run:
+            show_plan(config, RECIPES[config.recipe], families, printer())
+            return 0
         return _run(config, changes, families, env_sources(config, families))
     except ConfigError as error:
         refuse(error, program=PROGRAM)
@@ -52,7 +57,11 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     if config.telemetry:
         check_installed()
     config = settle_tasks(config, printer())
-    families = make_families(config, leads=leads(config.runtime, os.environ))
+    recipe = RECIPES[config.recipe]
+    if config.dry_run and recipe.needs_data and config.data is None:
+        return config, ()
+    # A plan does not wait for remote workers.
+    families = make_families(config, leads=not config.dry_run and leads(config.runtime, os.environ))
     for family in families:
         if config.evaluation.num_tasks > family.num_tasks("eval"):
             raise ConfigError(

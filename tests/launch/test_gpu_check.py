@@ -8,18 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.models.attention_xla import attend_xla
 from agentrl_jax.models.config import ModelConfig
-from agentrl_jax.models.params import init_params, num_params
-from agentrl_jax.packing import PackingConfig
-from agentrl_jax.sharding import make_mesh, parse_mesh
+from agentrl_jax.models.params import num_params
 from launch import gpu_check
-from launch.estimates import peak_flops, step_bytes, step_flops
+from launch.estimates import device_kind, step_flops
 from launch.gpu_check import main
 from launch.gpu_parts import Failed, Line, Machine, largest_error
 from launch.gpu_step import SHAPE_OF_3B
-from tests.learner.small import SFT, Learner
 
 SMALL = ModelConfig(
     vocab_size=10, width=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6, tie_embeddings=False
@@ -36,42 +32,14 @@ def test_operations_by_hand() -> None:
     assert step_flops(SMALL, num_tokens=3, length=8) == 3 * (6 * (num_params(SMALL) - lookup) + attention)
 
 
-def test_bytes_by_hand() -> None:
-    need = step_bytes(SMALL, rows=2, row_tokens=8, logprob_chunk=4, shards=4, tensor=2, itemsize=2)
-    params = num_params(SMALL)
-    assert need.state == 12 * params // 4
-    assert need.gradients == 8 * params // 4
-    assert need.logits == 3 * 4 * 2 * 4 * 10 // 2
-    assert need.activations == 2 * 16 * 4 * 2 + 16 * 2 * (6 * 4 + (2 * 8 + 4 * 6) // 2) + 2 * 10 * 4 * 2 // 2
-    assert need.total == sum(need)
-
-
 @pytest.mark.parametrize(
     ("kind", "rate"),
     [("NVIDIA H800", 989e12), ("NVIDIA H200", 989e12), ("NVIDIA H20", 148e12), ("NVIDIA A100-SXM4-80GB", 312e12),
      ("cpu", None)],
 )  # fmt: skip
 def test_peaks(kind: str, rate: float | None) -> None:
-    assert peak_flops(kind) == rate
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["1", "fsdp=4", "fsdp=2,tensor=2"])
-def test_the_estimate_of_memory_is_near_what_xla_plans(mesh: str) -> None:
-    model = ModelConfig(
-        vocab_size=8192, width=256, num_layers=4, num_heads=8, num_kv_heads=2, head_dim=32, mlp_width=1024
-    )
-    settings = LearnerConfig(logprob_chunk=64)
-    learner = Learner(model, settings, SFT, make_mesh(parse_mesh(mesh)), init_params(model, 0))
-    shape = learner.mesh.shape
-    rows = 2
-    packing = PackingConfig(row_tokens=(512,), rows_per_micro_batch=rows * shape["data"] * shape["fsdp"])
-    planned = learner.compile_ahead(packing).peak
-    estimate = step_bytes(
-        model, rows=rows, row_tokens=512, logprob_chunk=64, shards=shape["fsdp"] * shape["tensor"],
-        tensor=shape["tensor"], itemsize=4,
-    )  # fmt: skip
-    assert 0.6 < estimate.total / planned < 1.6, (estimate, planned)
+    known = device_kind(kind)
+    assert (known and known.flops) == rate
 
 
 def test_a_wrong_kernel_is_noticed() -> None:

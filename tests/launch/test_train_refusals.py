@@ -13,7 +13,7 @@ REFUSALS = {
     "--mesh=data=3,foo=2": "data=3,foo=2",
     "--mesh=": "mesh must be",
     "--no-such-flag": "no-such-flag",
-    "--max-step=3": "max-step",  # no abbreviations
+    "--max-step=3": "unknown flag --max-step=3: did you mean --max-steps?",  # no abbreviations
     "--data=/no/such/folder": "/no/such/folder",
     "--model=/no/such/folder": "/no/such/folder: expected config.json, weights and tokenizer",
     "--model=/no/such/folder --network.width=48": "--network.* has no effect with --model",
@@ -24,7 +24,8 @@ REFUSALS = {
     "--tasks=": "at least one environment",
     "--temperature=0": "--temperature must be > 0",
     "--temperature=nan": "--temperature must be > 0",
-    "--recipe=nope": "unknown recipe 'nope': known ones are quickstart, single-kg",
+    "--recipe=nope": "unknown recipe 'nope': known ones are single-kg,",
+    "--recipe=quickstrt": "unknown recipe 'quickstrt' (did you mean quickstart?)",
     "--save-every=0": "--save-every must be >= 1",
     "--seed=-1": "--seed must be >= 0",
     "--level=0": "level",
