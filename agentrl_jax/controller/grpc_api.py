@@ -9,7 +9,13 @@ from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.remote_controller import RemoteController
 from agentrl_jax.controller.remote_grpc import Pending, StreamTransport, response_of
 from agentrl_jax.controller.remote_workers import RemoteWorker
-from agentrl_jax.controller.wire_http2 import UNIMPLEMENTED, GrpcError, GrpcRefusal, GrpcStream
+from agentrl_jax.controller.wire_http2 import (
+    UNIMPLEMENTED,
+    GrpcError,
+    GrpcMessageError,
+    GrpcRefusal,
+    GrpcStream,
+)
 from agentrl_jax.controller.wire_proto import (
     HEARTBEAT,
     MAX_MESSAGE_BYTES,
@@ -39,7 +45,8 @@ class GrpcApi:
         self._pending: Pending = {}
 
     async def serve(self, call: GrpcStream) -> None:
-        """Raises GrpcRefusal for a method that there is not, and for what is no envelope."""
+        """Raises GrpcRefusal for a method that there is not, and for what is no envelope; GrpcMessageError for what is
+        no message."""
         path = call.headers.get(":path", "")
         if path == _HEALTH_PATH:
             await call.send(_SERVING)
@@ -70,6 +77,8 @@ class _WorkerStream:
                         await self._handle(parse_envelope(message), nursery)
                 except RecordError as error:
                     raise GrpcRefusal(INVALID_ARGUMENT, str(error)) from error
+                except GrpcMessageError:
+                    raise
                 except GrpcError:
                     pass  # it has left, perhaps for a moment
                 finally:

@@ -24,7 +24,7 @@ from agentrl_jax.errors import AgentRLError
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client of HTTP/2 says first."""
 
-OK, UNKNOWN, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = 0, 2, 8, 12, 16
+OK, UNKNOWN, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 0, 2, 8, 12, 13, 16
 """Status codes of gRPC."""
 
 _HEADER = struct.Struct(">BI")
@@ -34,6 +34,14 @@ _LAST_WORDS_S = 1.0
 
 class GrpcError(AgentRLError):
     """A stream ended before its end: the connection broke, or the other side said why."""
+
+
+class GrpcMessageError(GrpcError):
+    """What came is no message that can be taken: gRPC's status code for it, and a sentence."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class GrpcRefusal(Exception):
@@ -66,13 +74,14 @@ class GrpcStream:
             await self._connection.send_data(self._id, _HEADER.pack(0, len(message)) + message)
 
     async def receive(self, *, max_bytes: int) -> bytes | None:
-        """The next message; None after the last. Raises GrpcError if the stream breaks off or a message is refused."""
+        """The next message; None after the last. Raises GrpcError if the stream breaks off, GrpcMessageError for a
+        message that is too long, compressed, or not all there."""
         while not self._has_message(max_bytes):
             if self._error:
                 raise GrpcError(self._error)
             if self._is_ended:
                 if self._buffer:
-                    raise GrpcError("the stream ended within a message")
+                    raise GrpcMessageError(INTERNAL, "the stream ended within a message")
                 return None
             self._news = trio.Event()
             self._acknowledge()
@@ -92,10 +101,17 @@ class GrpcStream:
             return False
         is_compressed, length = _HEADER.unpack_from(self._buffer)
         if is_compressed:
-            raise GrpcError("expected an uncompressed message, got a compressed one")
+            raise self._compressed()
         if length > max_bytes:
-            raise GrpcError(f"a message may have {max_bytes} bytes, got one of {length}")
+            raise GrpcMessageError(RESOURCE_EXHAUSTED, f"a message may have {max_bytes} bytes, got one of {length}")
         return len(self._buffer) - _HEADER.size >= int(length)
+
+    def _compressed(self) -> GrpcMessageError:
+        encoding = self.headers.get("grpc-encoding", "identity")
+        if encoding == "identity":
+            return GrpcMessageError(INTERNAL, "a message is marked as compressed, and nothing says by what")
+        sentence = f"messages compressed by {encoding} are not taken: send them as they are (identity)"
+        return GrpcMessageError(UNIMPLEMENTED, sentence)
 
     def raise_error(self) -> None:
         """Raise GrpcError if the stream is over, or broken."""
@@ -263,14 +279,14 @@ async def serve_http2(stream: trio.abc.Stream, serve: ServeStream, *, received: 
 
 
 async def _serve_call(connection: _Connection, call: GrpcStream, stream_id: int, serve: ServeStream) -> None:
-    headers = [(":status", "200"), ("content-type", "application/grpc")]
+    headers = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity")]
     code, message = OK, ""
     try:
         with suppress(h2.exceptions.ProtocolError):
             connection.h2.send_headers(stream_id, headers)
             connection.flush()
         await serve(call)
-    except GrpcRefusal as refusal:
+    except (GrpcRefusal, GrpcMessageError) as refusal:
         code, message = refusal.code, str(refusal)
     except GrpcError as error:
         code, message = UNKNOWN, str(error)

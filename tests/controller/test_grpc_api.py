@@ -1,10 +1,13 @@
 """Workers that dial in over gRPC, in memory: registration, calls, notices, streams that end and come back."""
 
+import gzip
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import h2.config
+import h2.connection
 import msgspec
 import pytest
 import trio
@@ -247,6 +250,26 @@ async def test_what_is_refused_has_a_code(path: str, sent: bytes, code: str, aut
         await call.send(sent)
         with pytest.raises(GrpcError, match=f"gRPC {code}:"):
             await call.receive(max_bytes=9)
+
+
+async def test_a_compressed_heartbeat_is_refused_with_its_code(autojump_clock: MockClock) -> None:
+    ours, theirs = memory_stream_pair()
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    peer.initiate_connection()
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", STREAM_PATH), (":authority", "h")]
+    peer.send_headers(1, [*fields, ("grpc-encoding", "gzip")])
+    peer.send_data(1, b"\x01\x00\x00\x00\x04" + gzip.compress(b"")[:4])
+    trailers: dict[str, str] = {}
+    async with serving() as (server, controller), trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_connection, theirs, "127.0.0.1")
+        await ours.send_all(peer.data_to_send())
+        while "grpc-status" not in trailers:
+            for event in peer.receive_data(bytes(await ours.receive_some())):
+                trailers |= dict(getattr(event, "headers", None) or ())
+        assert controller.roster.entries() == []
+        nursery.cancel_scope.cancel()
+    assert trailers["grpc-status"] == "12"
+    assert "compressed by gzip" in trailers["grpc-message"]
 
 
 async def test_a_stream_needs_the_token(autojump_clock: MockClock) -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
 import h2.config
 import h2.connection
+import h2.events
 import pytest
 import trio
 from hypothesis import given
@@ -95,8 +97,52 @@ async def test_a_message_above_the_limit_ends_the_stream() -> None:
 
     async with calling(serve) as call:
         await call.send(bytes(11))
-        with pytest.raises(GrpcError, match="a message may have 10 bytes, got one of 11"):
+        with pytest.raises(GrpcError, match="gRPC 8: a message may have 10 bytes, got one of 11"):
             await call.receive(max_bytes=LIMIT)
+
+
+FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
+
+
+async def answer_to(serve: Serve, data: bytes, *more: tuple[str, str]) -> dict[str, str]:
+    """Headers and trailers of the answer to a call that sends `data` and ends."""
+    ours, theirs = memory_stream_pair()
+    found: dict[str, str] = {}
+    peer = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    peer.initiate_connection()
+    stream_id = peer.get_next_available_stream_id()
+    peer.send_headers(stream_id, [*FIELDS, *more])
+    peer.send_data(stream_id, data, end_stream=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_http2, theirs, serve)
+        await ours.send_all(peer.data_to_send())
+        while "grpc-status" not in found:
+            for event in peer.receive_data(bytes(await ours.receive_some())):
+                if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+                    found |= dict(event.headers or ())
+        nursery.cancel_scope.cancel()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "code", "sentence"),
+    [
+        (b"\x01\x00\x00\x00\x01x", "gzip", "12", "messages compressed by gzip are not taken: send them as they are"),
+        (b"\x01\x00\x00\x00\x01x", "identity", "13", "marked as compressed, and nothing says by what"),
+        (b"\x01\x00\x00\x00\x01x", None, "13", "marked as compressed, and nothing says by what"),
+        (b"\x00\x00\x00\x00\x09x", None, "13", "the stream ended within a message"),
+        (b"\x00\x00\x00\x00\x01x", "gzip", "0", ""),  # a client that can compress need not
+    ],
+    ids=["gzip", "identity", "unsaid", "cut", "not compressed"],
+)
+async def test_messages_that_cannot_be_taken_have_their_codes(
+    data: bytes, encoding: str | None, code: str, sentence: str
+) -> None:
+    more = [] if encoding is None else [("grpc-encoding", encoding)]
+    answer = await answer_to(echo, data, *more)
+    assert answer["grpc-status"] == code
+    assert sentence in unquote(answer["grpc-message"])
+    assert (answer[":status"], answer["grpc-accept-encoding"]) == ("200", "identity")
 
 
 async def test_a_server_that_returns_ends_the_stream() -> None:
@@ -165,11 +211,10 @@ async def test_what_comes_for_a_call_that_is_over_does_not_fill_the_connections_
         nursery.start_soon(serve_http2, theirs, refuse)
         peer = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
         peer.initiate_connection()
-        fields = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
         num_sent = 0
         for _ in range(30):
             stream_id = peer.get_next_available_stream_id()
-            peer.send_headers(stream_id, fields)
+            peer.send_headers(stream_id, FIELDS)
             await ours.send_all(peer.data_to_send())
             for _ in range(60):
                 if min(peer.outbound_flow_control_window, 1 << 14) < 1 << 14:

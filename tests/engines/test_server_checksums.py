@@ -224,7 +224,7 @@ def test_a_server_on_a_cpu_widens_the_mlp_with_zeros(tmp_path: Path, size: int) 
             f"{LAYER}mlp.down_proj.weight": sha(np.concatenate([down, zeros.T], axis=1)[:, own]),
         }
         ranks.append(answer(fused(arrays, rank, size) | widened, rank, size))
-    settings = {"num_kv_heads": NUM_KV_HEADS, "device": "cpu", "vocab_multiple": 64}
+    settings: dict[str, Any] = {"num_kv_heads": NUM_KV_HEADS, "device": "cpu", "vocab_multiple": 64}
     with exports_in(tmp_path / "exports") as exports:
         export = exports.write(0, in_buckets(arrays))
         check_server(export, ranks, **settings, mlp_multiple=8)
