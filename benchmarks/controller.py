@@ -1,6 +1,6 @@
 """What does an episode cost the controller, with 10,000 of them live in one process?
 
-    python -m benchmarks.controller [--json] [--quick] [--wall]
+    python -m benchmarks.controller [--json] [--quick] [--wall] [--only CASE …]
 
 The controller's own code runs as in training (loop, ledger, permits, groups, episodes, engine pool, chat template and
 tokenizer, records); policy and environments are scripted. Each turn samples 200 ids that end with a tool call, and the
@@ -34,6 +34,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from agentrl_jax.errors import ConfigError
 from benchmarks.figures import Figure, json_lines, summarise, table
 from launch.config import parse
 
@@ -61,6 +62,13 @@ class Options:
     """A tenth of the episodes, once: half a minute"""
     wall: bool = False
     """Measure 10000-episodes on the wall's clock: for a machine with a core to spare"""
+    only: tuple[str, ...] = ()
+    """Cases to measure, such as 2000-remote (default: all)"""
+
+    def __post_init__(self) -> None:
+        names = (QUICK if self.quick else FULL).cases(wall=self.wall)
+        if unknown := [name for name in self.only if name not in names]:
+            raise ConfigError(f"--only {' '.join(unknown)}: no such case; there are {', '.join(names)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +135,11 @@ QUICK = Size(
 )
 
 
-def measure(size: Size, *, wall: bool = False) -> Iterator[Figure]:
-    """All figures; the cases take turns within each repeat."""
+def measure(size: Size, *, wall: bool = False, only: Sequence[str] = ()) -> Iterator[Figure]:
+    """All figures of the cases `only` (none named: of all); the cases take turns within each repeat."""
     values: dict[tuple[str, str], list[float]] = {}
     cases = size.cases(wall=wall)
+    cases = {case: calls for case, calls in cases.items() if not only or case in only}
     for number in range(size.repeats):
         for case, calls in cases.items():
             print(f"{NAME}: repeat {number + 1} of {size.repeats}, {case}", file=sys.stderr, flush=True)
@@ -139,6 +148,8 @@ def measure(size: Size, *, wall: bool = False) -> Iterator[Figure]:
                     values.setdefault((case, metric), []).append(value)
     for (case, metric), found in values.items():
         yield summarise(found, benchmark=NAME, case=case, metric=metric, unit=UNITS[metric])
+    if not {next(iter(size.cases(wall=wall))), "process-per-episode"} <= set(cases):
+        return
     ours, theirs = (values[case, "cpu_ms_per_turn"] for case in (next(iter(cases)), "process-per-episode"))
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     yield summarise(ratios, benchmark=NAME, case="process-per-episode", metric="cpu_ratio", unit="")
@@ -156,7 +167,7 @@ def run_case(call: Sequence[object]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures."""
     options = parse(Options, arguments, program=f"benchmarks.{NAME}")
-    found = list(measure(QUICK if options.quick else FULL, wall=options.wall))
+    found = list(measure(QUICK if options.quick else FULL, wall=options.wall, only=options.only))
     print("\n".join(json_lines(found)) if options.json else table(found))
     return 0
 

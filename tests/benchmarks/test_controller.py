@@ -80,3 +80,14 @@ def test_json_lines_have_every_field(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert {line["metric"] for line in lines} == {*UNITS, "cpu_ratio"}
     ratio = next(line["value"] for line in lines if line["metric"] == "cpu_ratio")
     assert ratio > 10
+
+
+def test_single_cases_are_measured_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    called = []
+    monkeypatch.setattr(controller, "run_case", lambda call: called.append(call[0]) or {"cpu_ms_per_turn": 1.0})
+    assert main(["--json", "--only", "2000-remote"]) == 0
+    assert called == ["remote"] * controller.FULL.repeats
+    with pytest.raises(SystemExit) as stopped:
+        main(["--only", "2000"])
+    assert stopped.value.code == 2
+    assert "2000: no such case" in capsys.readouterr().err
