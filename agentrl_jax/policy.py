@@ -19,8 +19,16 @@ from agentrl_jax.models.load import has_safetensors, inspect_pretrained, load_pr
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.rendering.config import RenderingConfig, read_rendering, write_rendering
-from agentrl_jax.rendering.templates import IM_END, IM_START, ChatTemplate, conversation_to_json, hermes_template
+from agentrl_jax.rendering.templates import (
+    IM_END,
+    IM_START,
+    TEMPLATES,
+    ChatTemplate,
+    conversation_to_json,
+    hermes_template,
+)
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
+from agentrl_jax.rendering.tokenizer_files import write_template
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
 
 Conversation = tuple[Sequence[Message], Sequence[Tool]]
@@ -88,9 +96,13 @@ class Policy:
 
     def save(self, params: Params, folder: Path) -> None:
         """Write `params` of this architecture to `folder`, with the tokenizer and what else the policy came with."""
+        if not (self.tokenizer_folder / "tokenizer.json").is_file():
+            self.tokenizer.save(folder)
         save_pretrained(params, self.model, folder, dtype=self.dtype, source=self.tokenizer_folder)
         if self.rendering is not None:
             write_rendering(folder, self.rendering)
+            if self.rendering.chat_template is not None:
+                write_template(folder, TEMPLATES[self.rendering.chat_template])
 
 
 def create_policy(
@@ -146,12 +158,9 @@ def _shared_openings(texts: Collection[str]) -> list[str]:
 def check_model_folder(folder: Path) -> None:
     """Raise ConfigError unless `folder` holds what a policy is loaded from; nothing is loaded yet."""
     if any(folder.glob("*.gguf")) and not has_safetensors(folder):
-        missing = (
-            [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json (the one in a GGUF file is not read)"]
-        )
-    else:
-        missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-        missing += [] if has_safetensors(folder) else ["model.safetensors or its index"]
+        return
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    missing += [] if has_safetensors(folder) else ["model.safetensors or its index"]
     if missing:
         raise ConfigError(
             f"--model {folder}: expected config.json, weights and tokenizer; missing: {', '.join(missing)}"

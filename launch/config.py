@@ -37,7 +37,7 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
             return _parse_resumed(arguments, start, start.resume, program=program)
         recipe = recipe_named(start.recipe)
         before = start.applied_to(recipe.config)
-        config = _parse(arguments, before, program=program)
+        config = recipe.with_model(_parse(arguments, before, program=program))
         _check_effects(config, before)
         missing = [] if config.dry_run else recipe.missing(config)
         if missing:

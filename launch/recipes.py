@@ -19,7 +19,9 @@ from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.published import PUBLISHED
 from agentrl_jax.policy import NetworkConfig
+from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.sft import WarmUpConfig
+from launch.packaged_model import packaged_model
 
 AGENTBENCH = "alfworld,dbbench,knowledgegraph,os_interaction,webshop"
 
@@ -31,6 +33,7 @@ class Recipe:
     model: the Hugging Face model that it is meant for, where the user has to bring one.
     needs_data: it is about the environments' real tasks.
     needs_servers: what it samples at a time is more than an engine in the learner's process can hold.
+    is_packaged: its model comes with a Python package, which `packaged_model` finds.
     """
 
     description: str
@@ -38,6 +41,7 @@ class Recipe:
     model: str | None = None
     needs_data: bool = False
     needs_servers: bool = False
+    is_packaged: bool = False
 
     @property
     def architecture(self) -> ModelConfig | None:
@@ -47,7 +51,13 @@ class Recipe:
     @property
     def for_accelerators(self) -> bool:
         """Whether nobody would run it on a CPU."""
-        return self.model is not None
+        return self.model is not None and not self.is_packaged
+
+    def with_model(self, config: TrainConfig) -> TrainConfig:
+        """`config`, a change to this recipe, with the packaged model if it names none. Raises ConfigError."""
+        if config.model is not None or not self.is_packaged:
+            return config
+        return replace(config, model=packaged_model())
 
     def lacks_servers(self, config: TrainConfig) -> bool:
         """Whether `config`, a change to this recipe, still has to name servers."""
@@ -131,6 +141,23 @@ ONE_GPU = TrainConfig(
 )
 """A real model, its engines and its learner on one GPU."""
 
+SMOLLM2 = TrainConfig(
+    recipe="smollm2",
+    tasks="alfworld",
+    with_warm_up=False,
+    max_steps=20,
+    max_turns=6,
+    max_context_tokens=1536,
+    rows_per_device=1,
+    rollout=RolloutConfig(group_size=4, min_groups_per_batch=1),
+    learner=LearnerConfig(learning_rate=1e-5, beta2=0.999, logprob_chunk=128),
+    engine=LocalEngineConfig(num_slots=8, prefill_shapes=((1, 64), (4, 64))),
+    pool=PoolConfig(lagging_prob=0.0),
+    rendering=RenderingConfig(chat_template="hermes"),
+    evaluation=EvaluationConfig(num_tasks=0),
+)
+"""Pretrained weights, through the whole line, on a CPU: a step takes minutes. Its own template knows no tools."""
+
 RECIPES: Mapping[str, Recipe] = {
     "single-kg": Recipe(
         description="a small agent from nothing, in one environment (kg); what counts without --recipe",
@@ -139,6 +166,12 @@ RECIPES: Mapping[str, Recipe] = {
     **{f"single-{env}": _single(env) for env in ("alfworld", "dbbench", "knowledgegraph", "os_interaction", "webshop")},
     "quickstart": Recipe(
         description="a small agent from nothing, in several environments at once (make quickstart)", config=QUICKSTART
+    ),
+    "smollm2": Recipe(
+        description="a pretrained model of 135M, which a Python package carries, without a GPU: minutes a step",
+        config=SMOLLM2,
+        model="HuggingFaceTB/SmolLM2-135M-Instruct",
+        is_packaged=True,
     ),
     "one-gpu": Recipe(
         description="four tasks on one GPU of 80 GB, learner and engines together",

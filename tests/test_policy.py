@@ -99,10 +99,11 @@ def test_a_policy_may_be_saved_over_itself(tokenizer_folder: Path, tmp_path: Pat
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [2, 3]
 
 
-def test_a_gguf_file_needs_a_tokenizer_beside_it(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_without_a_tokenizer_needs_one_beside_it(tokenizer_folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", "llama")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json \(the one in a GGUF file is not read\)"):
-        check_model_folder(tmp_path)
+    check_model_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"put the model's tokenizer\.json and tokenizer_config\.json beside it"):
+        open_policy(tmp_path)
     for file in tokenizer_folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     check_model_folder(tmp_path)

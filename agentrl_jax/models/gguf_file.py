@@ -1,7 +1,7 @@
 """A GGUF file as tensors of Hugging Face's names and layout, for models that come in no other form.
 
-The `gguf` package maps the file and dequantises, to float32, what is asked for. The tokenizer inside the file is not
-read: put the model's tokenizer.json and tokenizer_config.json, of its Hugging Face repository, beside it.
+The `gguf` package maps the file and dequantises, to float32, what is asked for. The tokenizer inside the file is read
+by rendering/gguf_tokenizer.py, if there is no tokenizer.json beside it.
 """
 
 from collections.abc import Mapping

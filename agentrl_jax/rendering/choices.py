@@ -25,8 +25,8 @@ def choose_shape(render: RenderAs) -> MessageShape:
         if not lost:
             return shape
         refusal = refusal or (
-            f"the chat template loses {', '.join(lost)}; use a template for tool calls, for example "
-            "rendering.templates.hermes_template()"
+            f"the chat template loses {', '.join(lost)}; use a template for tool calls, such as ours: --chat-template "
+            "hermes"
         )
     raise TemplateError(refusal)
 

@@ -14,6 +14,7 @@ from agentrl_jax.errors import ConfigError
 HistoryThinking = Literal["keep", "strip"]
 ToolCallFormat = Literal["hermes", "llama3", "glm4"]
 ToolCallPolicy = Literal["strict", "lenient"]
+TemplateName = Literal["hermes"]
 
 RENDERING_FILE = "rendering.json"
 
@@ -28,6 +29,9 @@ class RenderingConfig:
     was trained, and a template that rewrites is refused if that is not known"""
     tool_call_format: ToolCallFormat | None = None
     """How the policy spells tool calls (default: as its chat template writes them)"""
+    chat_template: TemplateName | None = None
+    """Render by our own template for tool calls, hermes, for a model whose template knows no tools (default: the
+    policy's own)"""
     tool_calls: ToolCallPolicy = "lenient"
     """lenient: JSON that names a declared tool is a call too, if it is fenced or all that a turn says; strict: it is
     not"""
@@ -46,6 +50,7 @@ class RenderingConfig:
             self,
             history_thinking=self.history_thinking or recorded.history_thinking,
             tool_call_format=self.tool_call_format or recorded.tool_call_format,
+            chat_template=self.chat_template or recorded.chat_template,
         )
 
     def changes_from(self, recorded: "RenderingConfig") -> list[str]:
@@ -62,6 +67,7 @@ class RenderingConfig:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "history_thinking": get_args(HistoryThinking),
     "tool_call_format": get_args(ToolCallFormat),
+    "chat_template": get_args(TemplateName),
     "tool_calls": get_args(ToolCallPolicy),
 }
 

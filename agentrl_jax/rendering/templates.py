@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl_jax.env import Message, Tool
 from agentrl_jax.errors import TemplateError
+from agentrl_jax.rendering.config import TemplateName
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -81,6 +82,10 @@ def hermes_template(*, preamble: str = FULL_PREAMBLE, instructions: str = FULL_I
     texts = {"PREAMBLE": preamble, "INSTRUCTIONS": instructions}
     # A JSON string is also a Jinja string literal.
     return re.sub("PREAMBLE|INSTRUCTIONS", lambda match: json.dumps(texts[match[0]], ensure_ascii=False), _HERMES)
+
+
+TEMPLATES: Mapping[TemplateName, str] = {"hermes": hermes_template()}
+"""Our templates, by what a rendering config calls them."""
 
 
 class ChatTemplate:

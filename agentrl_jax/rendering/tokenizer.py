@@ -1,8 +1,9 @@
 """A tokenizer folder as the transcript needs it: exact, thread-safe, without transformers.
 
 The folder is what `save_pretrained` writes: `tokenizer.json`, `tokenizer_config.json` and, unless the config holds
-it, `chat_template.jinja`. The `tokenizers` backend is never reconfigured after loading: transformers' wrapper
-changes its settings on every call, which makes concurrent calls fail with "Already borrowed".
+it, `chat_template.jinja`; or a GGUF file with a tokenizer in it. The `tokenizers` backend is never reconfigured after
+loading: transformers' wrapper changes its settings on every call, which makes concurrent calls fail with "Already
+borrowed".
 """
 
 import json
@@ -14,6 +15,8 @@ from typing import Any
 import tokenizers
 
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.rendering.gguf_tokenizer import gguf_in, read_gguf_tokenizer
+from agentrl_jax.rendering.tokenizer_files import write_tokenizer
 
 _REPLACEMENT = "\ufffd".encode()
 
@@ -46,6 +49,10 @@ class ChatTokenizer:
     def pad_id(self) -> int | None:
         """The id of the folder's `pad_token`, None if it names none."""
         return self.special_tokens.get(self.constants.get("pad_token", ""))
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `load_tokenizer` reads to `folder`."""
+        write_tokenizer(folder, self._backend, chat_template=self.chat_template, constants=self.constants)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Special tokens are recognised; nothing is added in front or behind.
@@ -82,6 +89,8 @@ def load_tokenizer(folder: str | PathLike[str]) -> ChatTokenizer:
     """Load a tokenizer folder. Raises ConfigError naming the file or entry that is missing or damaged."""
     root = Path(folder)
     if not (root / "tokenizer.json").is_file():
+        if (file := gguf_in(root)) is not None:
+            return _from_gguf(root, file)
         raise ConfigError(f"expected a tokenizer folder with a tokenizer.json, found none in {root}")
     try:
         backend = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
@@ -101,6 +110,16 @@ def load_tokenizer(folder: str | PathLike[str]) -> ChatTokenizer:
         chat_template=_chat_template(root, config),
         constants=constants,
         eos_tokens=tuple(dict.fromkeys(token for token in eos_tokens if token)),
+    )
+
+
+def _from_gguf(root: Path, file: Path) -> ChatTokenizer:
+    read = read_gguf_tokenizer(file)
+    return ChatTokenizer(
+        read.backend,
+        chat_template=_chat_template(root, {"chat_template": read.chat_template}),
+        constants=read.constants,
+        eos_tokens=tuple(token for name, token in read.constants.items() if name == "eos_token"),
     )
 
 

@@ -4,18 +4,17 @@ Byte-level BPE without a word-splitting pattern lets the fixed text of calls and
 Entity words are added tokens, so each is one id wherever it stands, which is what makes copying them learnable.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.templates import IM_END, IM_START
+from agentrl_jax.rendering.tokenizer_files import write_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
@@ -72,7 +71,9 @@ def train_tokenizer(
     backend.train_from_iterator(_plain_pieces(texts, words, blocks), trainer)
     backend.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in words])
     backend.add_tokens([AddedToken(block, normalized=False) for block in blocks])
-    return _save(backend, Path(folder), chat_template)
+    constants = {"bos_token": None, "eos_token": IM_END, "pad_token": END_OF_TEXT}
+    write_tokenizer(Path(folder), backend, chat_template=chat_template, constants=constants)
+    return Path(folder)
 
 
 def _plain_pieces(texts: Iterable[str], words: Sequence[str], blocks: Sequence[str]) -> Iterator[str]:
@@ -86,20 +87,3 @@ def _plain_pieces(texts: Iterable[str], words: Sequence[str], blocks: Sequence[s
 
 def _longest_first(texts: Sequence[str]) -> list[str]:
     return sorted(texts, key=lambda text: (-len(text), text))
-
-
-def _save(backend: Any, folder: Path, chat_template: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": None,
-        "eos_token": IM_END,
-        "pad_token": END_OF_TEXT,
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": False,
-        "model_max_length": 1_000_000,
-    }
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-    return folder

@@ -20,7 +20,7 @@ from agentrl_jax.rendering.probe import ANSWER, USER, calling, examine, opening
 from agentrl_jax.rendering.protocol import Stream
 from agentrl_jax.rendering.shapes import MessageShape
 from agentrl_jax.rendering.streams import QUICK_CHARS, AppendedStream, RewritingTexts, RewrittenStream
-from agentrl_jax.rendering.templates import ChatTemplate
+from agentrl_jax.rendering.templates import TEMPLATES, ChatTemplate
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.tool_calls import THINK_CLOSE, THINK_OPEN, parse_tool_calls
 from agentrl_jax.rendering.turn_texts import TurnTexts
@@ -59,7 +59,8 @@ class TemplateRenderer:
         self._declared = frozenset(tool.name for tool in tools)
         # Thinking tags forge no turn, and templates look for them in contents.
         self._guard = SpecialTokenGuard(self.tokenizer.special_tokens.keys() - {THINK_OPEN, THINK_CLOSE})
-        self._template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.constants)
+        source = self.tokenizer.chat_template if config.chat_template is None else TEMPLATES[config.chat_template]
+        self._template = ChatTemplate(source, self.tokenizer.constants)
         self._shape = choose_shape(self._render_as)
         self._findings = examine(self._render)
         history: HistoryThinking = choose_history(self._render, self._findings, config.history_thinking)
@@ -75,6 +76,7 @@ class TemplateRenderer:
         self.config = RenderingConfig(
             history_thinking=history,
             tool_call_format=config.tool_call_format or choose_format(spelled),
+            chat_template=config.chat_template,
             tool_calls=config.tool_calls,
         )
         assert self.config.tool_call_format is not None
