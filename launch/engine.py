@@ -15,6 +15,7 @@ from agentrl_jax.engines.served_chat import ChatFormat
 from agentrl_jax.engines.served_generation import HashWeights, LoadWeights, ServedModel
 from agentrl_jax.engines.server import EngineServer
 from agentrl_jax.engines.server_checksums import bytes_hash
+from agentrl_jax.engines.token_files import chosen_token
 from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.export import host_tensors
@@ -43,6 +44,8 @@ class EngineServerConfig:
     """Address to listen on. One that other machines can reach needs --token"""
     token: str | None = None
     """What clients must send as `Authorization: Bearer TOKEN`"""
+    token_file: Path | None = None
+    """The same, from a file that only its owner may read"""
     version: int | None = None
     """Weight version of the model as it is on disk (default: none, which clients see as "default")"""
     max_context_tokens: int = 512
@@ -50,11 +53,16 @@ class EngineServerConfig:
     engine: LocalEngineConfig = field(default_factory=LocalEngineConfig)
 
     def __post_init__(self) -> None:
-        check_bind(self.host, self.token)
+        check_bind(self.host, self.secret)
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port must be in [0, 65536), got {self.port}")
         if self.version is not None and self.version < 0:
             raise ConfigError(f"--version must be >= 0, got {self.version}")
+
+    @property
+    def secret(self) -> str | None:
+        """The token, wherever it stands. Raises ConfigError."""
+        return chosen_token(self.token, self.token_file)
 
     @property
     def sized_engine(self) -> LocalEngineConfig:
@@ -134,7 +142,7 @@ async def _serve_forever(
     name = "default" if config.version is None else str(config.version)
     engine_block = open_local_engine(model=policy.model, config=sized, weights=weights, version=config.version or 0)
     async with engine_block as engine, trio.open_nursery() as nursery:
-        server = EngineServer(engine, model, token=config.token, weight_name=name)
+        server = EngineServer(engine, model, token=config.secret, weight_name=name)
         port: int = await nursery.start(partial(server.serve, host=config.host, port=config.port))
         say(f"serving {config.model} as version {name} at http://{config.host}:{port}")
 

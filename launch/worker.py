@@ -17,6 +17,7 @@ from agentrl_jax.controller.hosted_sessions import HostConfig, open_session_host
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.engines.http_server import check_bind
+from agentrl_jax.engines.token_files import chosen_token
 from agentrl_jax.env import EnvFamily, EnvRegistry, FamilyOptions, SessionKind, check_sandbox, traits_of
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.types import Split
@@ -47,6 +48,8 @@ class WorkerConfig:
     """The controller's API, http://host:port/api, or grpc://host:port to dial out instead of listening"""
     controller_token: str | None = None
     """What the controller wants as `Authorization: Bearer TOKEN`"""
+    controller_token_file: Path | None = None
+    """The same, from a file that only its owner may read"""
     host: str = "127.0.0.1"
     """Address to listen on. One that other machines can reach needs --token"""
     port: int = 5021
@@ -56,6 +59,8 @@ class WorkerConfig:
     token: str | None = None
     """What callers must send, as a bearer token or as the first part of the path; the address that the controller is
     told contains it"""
+    token_file: Path | None = None
+    """The same, from a file that only its owner may read"""
     name: str | None = None
     """What the controller calls the task (default: ENVIRONMENT-SPLIT)"""
     split: str = "train"
@@ -86,7 +91,7 @@ class WorkerConfig:
     """How long sessions may go on once the worker is to end"""
 
     def __post_init__(self) -> None:
-        check_bind(self.host, self.token)
+        check_bind(self.host, chosen_token(self.token, self.token_file))
         if not 0 <= self.port < 65536:
             raise ConfigError(f"--port must be in [0, 65536), got {self.port}")
         for name in ("concurrency", "max_turns"):
@@ -111,11 +116,11 @@ class WorkerConfig:
     def place(self) -> Place:
         return Place(
             controller=self.controller,
-            controller_token=self.controller_token,
+            controller_token=chosen_token(self.controller_token, self.controller_token_file, flag="--controller-token"),
             host=self.host,
             port=self.port,
             address=self.address,
-            token=self.token,
+            token=chosen_token(self.token, self.token_file),
             drain_s=self.drain_s,
         )
 

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from agentrl_jax.controller.workers import RegistryConfig
+from agentrl_jax.engines.token_files import chosen_token
 from agentrl_jax.errors import ConfigError
 
 T = TypeVar("T")
@@ -79,8 +81,14 @@ class ListenConfig:
     token: str | None = None
     """What clients and workers must send: `Authorization: Bearer TOKEN`, or as the password in the URL that they are
     given (http://any:TOKEN@host:port/api), which the stock packages understand"""
+    token_file: Path | None = None
+    """The same, from a file that only its owner may read"""
     trusted: tuple[str, ...] = ()
     """Networks (10.0.0.0/8) whose machines need no token: stock workers cannot send one over gRPC"""
+
+    def with_token(self) -> "ListenConfig":
+        """The same, with the token that stands in `token_file`. Raises ConfigError if that cannot be used."""
+        return replace(self, token=chosen_token(self.token, self.token_file), token_file=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

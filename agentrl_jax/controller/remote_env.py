@@ -84,11 +84,14 @@ def _as_env_error(problem: WireProblem) -> EnvError:
 
 
 class TrainingController:
-    """The controller of a training process, opened by whichever family comes first, and listening while it is open."""
+    """The controller of a training process, opened by whichever family comes first, and listening while it is open.
+
+    Raises ConfigError for a file of a token that cannot be used.
+    """
 
     def __init__(self, config: RemoteTasks, say: Say) -> None:
         self.config, self._say = config, say
-        self._listen = config.listen
+        self._listen = config.listen.with_token()
         self._controller: RemoteController | None = None
 
     @asynccontextmanager

@@ -77,7 +77,7 @@ class ControllerServer:
     def _refusal(self, peer: str, request: HttpRequest) -> Answer | None:
         if not self._access.admits(request.headers, peer):
             return _UNAUTHORIZED
-        problem = host_problem(request, self._config.host) if self._config.token is None else None
+        problem = None if self._access.needs_token else host_problem(request, self._config.host)
         return None if problem is None else explain(problem)
 
     async def _handle(self, request: HttpRequest) -> Answer | EventStream:

@@ -12,9 +12,10 @@ from agentrl_jax.errors import ConfigError
 
 class Access:
     """Decides by a request's `authorization` header and its peer's address. Raises ConfigError for an address that
-    others can reach and no token, and for a token or a network that is none."""
+    others can reach and no token, and for a token, its file or a network that is none."""
 
     def __init__(self, config: ListenConfig) -> None:
+        config = config.with_token()
         self._token = config.token
         self._trusted = [_network(text) for text in config.trusted]
         if config.token is not None and not (config.token and config.token.isascii() and config.token.isprintable()):
@@ -26,6 +27,11 @@ class Access:
                 f"{config.host} can be reached from other machines, which could then run sessions and pose as workers: "
                 "give a token that clients and workers must send, or stay on 127.0.0.1"
             )
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether anybody is asked for one."""
+        return self._token is not None
 
     def admits(self, headers: Mapping[str, str], peer: str) -> bool:
         """Whether a request with these headers (names in lower case) from this address may be answered."""

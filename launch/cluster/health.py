@@ -1,11 +1,13 @@
-"""Does a controller or an env worker answer? `python -m launch.cluster.health URL [TOKEN]`, for checks of containers.
+"""Does a controller, an env worker or an engine answer? `python -m launch.cluster.health URL [TOKEN | @FILE]`.
 
-The exit code is 0 if URL, asked with the bearer token TOKEN, answers with a status below 400 within five seconds.
+The exit code is 0 if URL, asked with the bearer token TOKEN, or the one that stands in FILE, answers with a status
+below 400 within five seconds.
 """
 
 import sys
 from collections.abc import Sequence
 from http.client import HTTPException
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 _LIMIT_S = 5.0
@@ -25,9 +27,17 @@ def is_healthy(url: str, token: str | None) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not 1 <= len(given) <= 2 or not given[0].startswith(("http://", "https://")):
-        print("usage: python -m launch.cluster.health http://HOST:PORT/PATH [TOKEN]", file=sys.stderr)
+        print("usage: python -m launch.cluster.health http://HOST:PORT/PATH [TOKEN | @FILE]", file=sys.stderr)
         return 2
-    return int(not is_healthy(given[0], given[1] if len(given) == 2 else None))
+    try:
+        return int(not is_healthy(given[0], _token(given[1]) if len(given) == 2 else None))
+    except OSError as error:
+        print(f"{given[1]}: {error}", file=sys.stderr)
+        return 2
+
+
+def _token(text: str) -> str:
+    return Path(text[1:]).read_text(encoding="ascii").strip() if text.startswith("@") else text
 
 
 if __name__ == "__main__":

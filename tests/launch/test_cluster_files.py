@@ -181,7 +181,7 @@ def test_the_images_have_what_workers_import():
     assert not needed & set(NOT_THERE)
 
 
-async def test_health_is_what_the_server_answers(capsys):
+async def test_health_is_what_the_server_answers(capsys, tmp_path):
     asked = []
 
     async def handle(request):
@@ -192,9 +192,12 @@ async def test_health_is_what_the_server_answers(capsys):
         port = await nursery.start(partial(serve_http, handle, host="127.0.0.1", port=0, limits=ServerLimits()))
         url = f"http://127.0.0.1:{port}/api"
         assert await trio.to_thread.run_sync(main, [f"{url}/version", "t"]) == 0
+        (tmp_path / "token").write_text("of a file\n")
+        assert await trio.to_thread.run_sync(main, [f"{url}/version", f"@{tmp_path}/token"]) == 0
         assert await trio.to_thread.run_sync(main, [f"{url}/none"]) == 1
         nursery.cancel_scope.cancel()
-    assert asked == ["Bearer t", None]
+    assert asked == ["Bearer t", "Bearer of a file", None]
+    assert main([f"{url}/version", f"@{tmp_path}/nothing"]) == 2
     assert main([f"{url}/version"]) == 1
     assert main(["somewhere"]) == 2
     assert main([]) == 2

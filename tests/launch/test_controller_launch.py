@@ -45,6 +45,7 @@ async def test_it_serves_until_it_is_told_to_end() -> None:
         (["--expire-s", "0"], "expire_s must be positive"),
         (["--coma-after-s", "500"], "coma_after_s < dead_after_s"),
         (["--host", "203.0.113.1", "--token", "x"], "cannot listen on 203.0.113.1:5020"),
+        (["--host", "203.0.113.1", "--token-file", "/nowhere"], "--token-file /nowhere: expected a file with a token"),
     ],
 )
 def test_wrong_settings_are_one_paragraph(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

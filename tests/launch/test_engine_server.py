@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--host", "0.0.0.0"], "--token"),
         (["--host", "0.0.0.0", "--token", ""], "printable ASCII"),
+        (["--token", "x", "--token-file", "/nowhere"], "leave one of them out"),
         (["--port", "70000"], "--port must be in"),
         (["--version", "-1"], "--version must be >= 0"),
         (["--max-context-tokens", "1"], "cache_tokens must be >= 2"),
