@@ -84,7 +84,12 @@ def test_json_lines_have_every_field(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_single_cases_are_measured_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     called = []
-    monkeypatch.setattr(controller, "run_case", lambda call: called.append(call[0]) or {"cpu_ms_per_turn": 1.0})
+
+    def run(call: Sequence[object]) -> dict[str, float]:
+        called.append(call[0])
+        return {"cpu_ms_per_turn": 1.0}
+
+    monkeypatch.setattr(controller, "run_case", run)
     assert main(["--json", "--only", "2000-remote"]) == 0
     assert called == ["remote"] * controller.FULL.repeats
     with pytest.raises(SystemExit) as stopped:
