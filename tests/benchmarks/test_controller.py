@@ -1,6 +1,7 @@
 """The controller's cost, with room for busy machines: three times the bounds of `benchmarks.controller`."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
