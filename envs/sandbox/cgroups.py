@@ -19,6 +19,9 @@ _PREFIX = "agentrl_jax"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
+GRADING_BYTES = 1 << 28
+"""What grades has for itself. Were there nothing left for it, the kernel would end processes that are stopped, and make
+others go on with that."""
 # A group is empty once the kernel has ended its processes, which it does behind their parents' backs.
 _GONE_S = 5.0
 _GONE_STEP_S = 0.002
@@ -150,6 +153,14 @@ class OwnedCgroups:
                 if self._places.version == 2:
                     for parent in (folder.parent, folder):
                         _enable(parent)
+
+    def widen(self, paths: Sequence[Path], limits: Limits) -> None:
+        """Let a group's processes have more memory, of which those that are stopped can take none."""
+        more = str(limits.memory_bytes + GRADING_BYTES)
+        for path in paths:
+            for name in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max"):
+                if (path / name).exists():
+                    (path / name).write_text(more)
 
     def remove(self, paths: Sequence[Path]) -> None:
         """Remove a group whose processes have been killed."""

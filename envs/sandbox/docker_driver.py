@@ -1,16 +1,13 @@
 """Sandboxes that are containers of a Docker engine, some of them started ahead."""
 
-import io
 import json
 import queue
 import subprocess
 import sys
-import tarfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from docker.api import APIClient
 from docker.errors import ImageNotFound
@@ -19,10 +16,12 @@ from agentrl_jax.errors import ConfigError
 from envs.sandbox import docker_engine, docker_restore
 from envs.sandbox.docker_engine import Container, engine_errors
 from envs.sandbox.docker_janitor import COMMAND
+from envs.sandbox.docker_restore import Pristine
 from envs.sandbox.docker_stream import DockerStream
 from envs.sandbox.protocol import (
     HOME,
     MAX_ARGUMENT_BYTES,
+    MAX_OUTPUT_BYTES,
     Limits,
     Ran,
     SandboxGone,
@@ -42,15 +41,10 @@ _KILL_TREE = (
     "end() { kill -STOP $1; for f in /proc/$1/task/*/children; do for c in $(<$f); do end $c; done; done; "
     'kill -KILL $1; } 2>/dev/null; end "$1"'
 )
-_FREEZE = "kill -STOP -1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pristine:
-    """Archives of an image's bash and python, with all that they load."""
-
-    shell: bytes
-    python: bytes
+_FROZEN = b"frozen"
+_FREEZE = f"kill -STOP -1; printf {_FROZEN.decode()}"
+# The shell of an executed program stays, and with it the stream, should the program close its output.
+_HOLD = 'exec 9>&2 2>/dev/null; "$@" </dev/null 2>{} 9>&-; exit $?'
 
 
 class DockerDriver:
@@ -113,7 +107,7 @@ class DockerDriver:
             self._orders.put(key)
         except queue.Empty:
             container = docker_engine.create(self.api, image, limits, self._mark)
-        return DockerSandbox(self, image, container)
+        return DockerSandbox(self, image, limits, container)
 
     def close(self) -> None:
         if not self._is_open:
@@ -142,13 +136,13 @@ class DockerDriver:
         with self._lock:
             if image not in self._pristine:
                 container = docker_engine.create(self.api, image, Limits(), self._mark)
-                with closing(DockerSandbox(self, image, container)) as untouched:
-                    archives = []
-                    for script in (docker_restore.LIST_SHELL, docker_restore.LIST_PYTHON):
-                        listed = untouched.execute(("/bin/bash", "-c", script), timeout_s=_START_S)
-                        with engine_errors():
-                            archives.append(docker_restore.fetch(self.api, container.name, listed.text.split()))
-                self._pristine[image] = Pristine(shell=archives[0], python=archives[1])
+                with closing(DockerSandbox(self, image, Limits(), container)) as untouched:
+                    shell, python = (
+                        untouched.execute(("/bin/bash", "-c", script), timeout_s=_START_S).text
+                        for script in (docker_restore.LIST_SHELL, docker_restore.LIST_PYTHON)
+                    )
+                    with engine_errors():
+                        self._pristine[image] = docker_restore.pristine(self.api, container.name, shell, python)
             return self._pristine[image]
 
     def _fill(self) -> None:
@@ -164,9 +158,10 @@ class DockerDriver:
 class DockerSandbox:
     """Implements `envs.sandbox.protocol.Sandbox`."""
 
-    def __init__(self, driver: DockerDriver, image: str, container: Container) -> None:
+    def __init__(self, driver: DockerDriver, image: str, limits: Limits, container: Container) -> None:
         self._driver = driver
         self._image = image
+        self._limits = limits
         self._held = container
         self._container = container.name
         self._shell: Shell | None = None
@@ -191,10 +186,9 @@ class DockerSandbox:
         if any(len(word.encode("utf-8", "replace")) > MAX_ARGUMENT_BYTES for word in argv):
             raise SandboxGone("an argument is too long for a program")
         if is_trusted and not self._is_frozen:
-            pristine = self._driver.pristine(self._image)
-            self._put_back(pristine.shell, pristine.python)
-        redirected = '"$@" </dev/null' if keeps_errors else '"$@" </dev/null 2>/dev/null'
-        argv = ("/bin/bash", "--noprofile", "--norc", "-c", f"exec {redirected}", "bash", *argv)
+            self._restore(self._driver.pristine(self._image))
+        script = _HOLD.format("&9" if keeps_errors else "/dev/null")
+        argv = ("/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *argv)
         stream, process, rest = self._start(argv, is_trusted=is_trusted)
         deadline = time.monotonic() + timeout_s
         kept = Kept()
@@ -210,19 +204,11 @@ class DockerSandbox:
                 self._kill_tree(process)
             with engine_errors(is_inside=True):
                 code = None if stopped else stream.exit_code()
+            if code is None and not stopped:
+                self._kill_tree(process)
         finally:
             stream.close()
         return Ran(output=bytes(kept.start), num_bytes=kept.num_bytes, exit_code=code, stopped=stopped)
-
-    def put(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for path, content in files.items():
-                info = tarfile.TarInfo(path.lstrip("/"))
-                info.size, info.mode, info.mtime = len(content), mode, int(time.time())
-                tar.addfile(info, io.BytesIO(content))
-        with engine_errors(is_inside=True):
-            self._driver.api.put_archive(self._container, "/", buffer.getvalue())
 
     def seal(self) -> None:
         """What is put back before grading does not depend on how the agent found the machine."""
@@ -231,8 +217,12 @@ class DockerSandbox:
         """What stops the others must be the system's own, and may be changed once more before it has."""
         pristine = self._driver.pristine(self._image)
         self._put_back(pristine.shell)
-        self._control(_FREEZE)
-        self._put_back(pristine.shell, pristine.python)
+        # The first process may have been taken over, by way of its memory; nothing within can stop it.
+        docker_engine.stop_first(self._driver.api, self._container)
+        if self._control(_FREEZE) != _FROZEN:
+            raise SandboxGone("the machine does not let its processes be stopped")
+        docker_engine.widen(self._driver.api, self._container, self._limits)
+        self._restore(pristine)
         self._is_frozen = True
 
     def close(self) -> None:
@@ -243,6 +233,13 @@ class DockerSandbox:
             self._shell.close()
         docker_engine.remove(self._driver.api, self._container)
         self._held.let_go()
+
+    def _restore(self, pristine: Pristine) -> None:
+        self._put_back(pristine.shell, pristine.python)
+        if pristine.modules:
+            listed = self._control(docker_restore.LIST_MODULES, pristine.modules)
+            if found := docker_restore.added(listed, pristine):
+                self._control(docker_restore.REMOVE, pristine.modules, *found)
 
     def _put_back(self, *archives: bytes) -> None:
         with engine_errors(is_inside=True):
@@ -290,13 +287,18 @@ class DockerSandbox:
     def _kill_tree(self, process: int) -> None:
         self._control(_KILL_TREE, str(process))
 
-    def _control(self, script: str, *arguments: str) -> None:
-        stream, _, _ = self._start(("/bin/bash", "-c", script, "bash", *arguments))
+    def _control(self, script: str, *arguments: str) -> bytes:
+        """What a script of ours prints."""
+        stream, _, rest = self._start(("/bin/bash", "-c", script, "bash", *arguments), is_trusted=True)
+        said = bytearray(rest)
         try:
-            while stream.read(time.monotonic() + _START_S):
-                pass
+            while data := stream.read(time.monotonic() + _START_S):
+                said += data
+                if len(said) > MAX_OUTPUT_BYTES:
+                    raise SandboxGone("there is too much in the machine")
         finally:
             stream.close()
+        return bytes(said)
 
 
 def check_image(api: APIClient, image: str) -> None:

@@ -15,7 +15,7 @@ from docker.errors import APIError, BuildError, DockerException, NotFound
 from docker.types import LogConfig, Ulimit
 from requests.exceptions import RequestException
 
-from envs.sandbox.cgroups import start_time
+from envs.sandbox.cgroups import GRADING_BYTES, start_time
 from envs.sandbox.protocol import CAPABILITIES, HOME, Limits, SandboxGone, SandboxLost
 from envs.sandbox.seccomp import docker_profile
 
@@ -129,6 +129,19 @@ def _host_config(api: APIClient, limits: Limits) -> Any:
         log_config=LogConfig(type="none"),
         auto_remove=True,
     )
+
+
+def stop_first(api: APIClient, container: str) -> None:
+    """Stop a container's first process, for good. Raises SandboxGone if it is no more."""
+    with engine_errors(is_inside=True):
+        api.kill(container, "SIGSTOP")
+
+
+def widen(api: APIClient, container: str, limits: Limits) -> None:
+    """See `OwnedCgroups.widen`."""
+    memory = limits.memory_bytes + GRADING_BYTES
+    with engine_errors(is_inside=True):
+        api.update_container(container, mem_limit=memory, memswap_limit=memory)
 
 
 def remove(api: APIClient, container: str) -> None:

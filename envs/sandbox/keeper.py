@@ -26,6 +26,7 @@ from envs.sandbox.cgroups import OwnedCgroups, find_places
 from envs.sandbox.ground import FIRST_USER, GroundError, prepare
 from envs.sandbox.layers import TooMuchChanged
 from envs.sandbox.machines import Machine, MachineError
+from envs.sandbox.namespaces import hide_memory
 from envs.sandbox.protocol import Limits
 
 COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from envs.sandbox.keeper import main; main()"
@@ -45,6 +46,7 @@ class Keeper:
             self._held = self._cgroups.close_after_end()
             self._cgroups.hand_over(FIRST_USER)
         self._ground = prepare(bwrap, root)
+        hide_memory()
         self._machines: dict[int, Machine] = {}
         self._num_opened = 0
         # Programs by process id: who waits for the end of each.
@@ -53,7 +55,6 @@ class Keeper:
             "open": self._open,
             "execute": self._execute,
             "signal": self._signal,
-            "put": self._put,
             "seal": self._seal,
             "freeze": self._freeze,
             "close": self._close,
@@ -147,24 +148,19 @@ class Keeper:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGINT)
 
-    def _put(self, request: dict[str, Any], fds: tuple[int, ...]) -> None:
-        machine = self._machines[request["machine"]]
-        self._await(machines.put(self._ground, machine, request["path"], request["mode"], fds[0]))
-
     def _seal(self, request: dict[str, Any], _: tuple[int, ...]) -> None:
         machines.seal(self._machines[request["machine"]])
 
     def _freeze(self, request: dict[str, Any], _: tuple[int, ...]) -> None:
-        self._await(machines.freeze(self._ground, self._machines[request["machine"]]))
+        machine = self._machines[request["machine"]]
+        machines.freeze(self._ground, machine)
+        if self._cgroups is not None:
+            self._cgroups.widen(machine.cgroup, machine.limits)
 
     def _close(self, request: dict[str, Any], _: tuple[int, ...]) -> None:
         if request["machine"] in self._machines:
             self._machines[request["machine"]].kill()
             self._remove(request["machine"])
-
-    def _await(self, pid: int) -> None:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
     def _remove(self, number: int) -> None:
         """What a killed machine leaves. The kernel ends its first process once its programs have been waited for."""

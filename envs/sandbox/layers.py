@@ -1,10 +1,12 @@
 """What was changed of a system's own programs, in the layers of an overlay, and putting it back.
 
 Protected is what a script that grades is run by: programs, libraries, and the files that say where they are found. A
-file whose content is as it was is left alone, whatever became of its mode: tasks are about those.
+file whose content is as it was is left alone, whatever became of its mode: tasks are about those. So is what was added,
+unless it would be found in the place of something of the system.
 """
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -20,9 +22,15 @@ PROTECTED = (
     *_USR,
     *(f"usr/{name}" for name in _USR),
     *("etc/alternatives", "etc/ld.so.cache", "etc/ld.so.preload", "etc/nsswitch.conf"),
+    *("pyvenv.cfg", "usr/pyvenv.cfg"),
 )
-# Not part of a system as it comes, and yet decisive.
-_ADDITIONS = frozenset(("etc/ld.so.preload",))
+# Not part of a system as it comes, and yet decisive: what is loaded into every program, where python takes its modules
+# from (the files and folders beside it, and the archive, come first), and modules that precede others of their name.
+_DECISIVE = re.compile(
+    r"etc/ld\.so\.preload|(usr/)?pyvenv\.cfg|(usr/)?s?bin/(lib\w*|pyvenv\.cfg|pybuilddir\.txt)|(usr/)?lib/python3[^/]*\.zip|"
+    r"(usr/)?lib/python3[^/]*/(?!(.*/)?(dist-packages|site-packages|__pycache__)(/|$)).+"
+)
+_PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +64,25 @@ def changes(layers: list[Layer]) -> dict[str, Layer]:
             elif top in points:
                 continue
             inside = path[len(layer.point) :].lstrip("/")
+            _check_parents(layer, inside)
             for changed in _changed(layer, inside):
                 found[f"{layer.point}/{changed}".lstrip("/")] = layer
                 if len(found) > _MAX_CHANGES:
                     raise TooMuchChanged(path)
     return found
+
+
+def _check_parents(layer: Layer, path: str) -> None:
+    """A folder above that was replaced hides what it held."""
+    while path := path.rpartition("/")[0]:
+        if _state(layer.upper, path) is not None and _state(layer.lower, path) is not None:
+            _check_folder(layer, path)
+
+
+def _check_folder(layer: Layer, path: str) -> None:
+    now = _state(layer.upper, path)
+    if now is None or not stat.S_ISDIR(now.st_mode) or _is_opaque(layer.upper, path):
+        raise TooMuchChanged(path)
 
 
 def _changed(layer: Layer, path: str) -> Iterator[str]:
@@ -70,14 +92,11 @@ def _changed(layer: Layer, path: str) -> Iterator[str]:
         return
     before = _state(layer.lower, path)
     if before is None:
-        if path in _ADDITIONS:
+        if _precedes(layer, path):
             yield path
-        elif stat.S_ISDIR(now.st_mode):
-            return
         return
     if stat.S_ISDIR(before.st_mode):
-        if not stat.S_ISDIR(now.st_mode) or _is_opaque(layer.upper, path):
-            raise TooMuchChanged(path)
+        _check_folder(layer, path)
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=layer.upper)
         try:
             names = os.listdir(folder)
@@ -87,6 +106,18 @@ def _changed(layer: Layer, path: str) -> Iterator[str]:
             yield from _changed(layer, f"{path}/{name}")
     elif not _is_same(layer, path, before, now):
         yield path
+
+
+def _precedes(layer: Layer, path: str) -> bool:
+    """Whether something that was added is found in the place of something of the system."""
+    whole = f"{layer.point}/{path}".lstrip("/")
+    if _DECISIVE.fullmatch(whole):
+        return True
+    folder, _, name = whole.rpartition("/")
+    if folder not in _PROGRAM_FOLDERS:
+        return False
+    inside = (each[len(layer.point) :].lstrip("/") for each in _PROGRAM_FOLDERS if each.startswith(layer.point))
+    return any(_state(layer.lower, f"{each}/{name}") is not None for each in inside)
 
 
 def _state(folder: int, path: str) -> os.stat_result | None:

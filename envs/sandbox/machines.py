@@ -55,6 +55,8 @@ _HIDDEN = (
 )
 _NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWPID
 _MODE_FILTER = 0o022
+# What is looked through before scripts grade must not be endless.
+_NUM_FILES = 1 << 17
 # Of /dev/shm.
 _SHARED_BYTES = 1 << 26
 
@@ -190,7 +192,7 @@ def _mount(ground: Ground, limits: Limits) -> tuple[int, ...]:
     """The file systems of a machine at `place`/session/root; descriptors of their upper layers."""
     unshare(CLONE_NEWNS)
     session = ground.place / "session"
-    mount("tmpfs", str(session), "tmpfs", 0, f"size={limits.disk_bytes},nr_inodes={1 << 20},mode=755")
+    mount("tmpfs", str(session), "tmpfs", 0, f"size={limits.disk_bytes},nr_inodes={_NUM_FILES},mode=755")
     root = session / "root"
     root.mkdir()
     uppers = []
@@ -250,32 +252,20 @@ def execute(
     return _enter(ground, machine, run)
 
 
-def put(ground: Ground, machine: Machine, path: str, mode: int, source: int) -> int:
-    """Write what `source` holds to a path in the machine; returns the process that does."""
-
-    def run() -> None:
-        os.umask(_MODE_FILTER)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        while data := os.read(source, 1 << 20):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-        os.fchmod(fd, mode)
-        os._exit(0)
-
-    return _enter(ground, machine, run)
-
-
-def freeze(ground: Ground, machine: Machine) -> int:
-    """Stop all processes but the first; returns the process that does."""
+def freeze(ground: Ground, machine: Machine) -> None:
+    """Stop all processes. Raises MachineError if one of them was faster, and ended what stops them."""
 
     def run() -> None:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP)
         os._exit(0)
 
-    return _enter(ground, machine, run)
+    # The first may have been taken over, by way of its memory.
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(machine.first, signal.SIGSTOP)
+    _, status = os.waitpid(_enter(ground, machine, run), 0)
+    if status != 0:
+        raise MachineError("the machine does not let its processes be stopped")
 
 
 def _changed_since_sealed(machine: Machine) -> dict[str, Layer]:

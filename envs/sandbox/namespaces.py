@@ -21,7 +21,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = (ctypes.c_long(number) for number in (428, 429, 442))
 _OPEN_TREE_CLONE, _O_CLOEXEC, _AT_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, os.O_CLOEXEC, 0x1000, 0x10_0000
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 22, 24
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x2008_0522
@@ -108,6 +108,12 @@ def fork_sibling() -> int:
     pid: int = _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(_CLONE_PARENT | signal.SIGCHLD), *zeros)
     _checked(pid, "clone")
     return pid
+
+
+def hide_memory() -> None:
+    """Let nobody look into this process, and into those that it forks, before they are other programs: in a sandbox
+    they have the user of what runs there."""
+    _checked(_prctl(_PR_SET_DUMPABLE, 0), "prctl")
 
 
 def die_with_parent(parent: int) -> None:

@@ -1,6 +1,6 @@
 """What a sandbox is to an env, whichever driver makes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,16 +91,13 @@ class Sandbox(Protocol):
         """
         ...
 
-    def put(self, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-        """Write files, with the folders that they need, at absolute paths."""
-        ...
-
     def seal(self) -> None:
         """The machine is as the agent shall find it: remember its system's programs."""
         ...
 
     def freeze(self) -> None:
-        """Stop every process for good, without ending it: nothing the agent has started runs on. `execute` works."""
+        """Stop every process for good, without ending it: nothing the agent has started runs on. `execute` works.
+        Raises SandboxGone if something in the machine prevents it."""
         ...
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Refused is what administers a machine, what widens the kernel's surface without a use in a shell (io_uring, userfaultfd,
 bpf, key rings), new namespaces, looking into other processes, and sockets that no network namespace contains, such as
-those of virtual machines (AF_VSOCK). Everything else is left to capabilities and namespaces.
+those of virtual machines (AF_VSOCK). So is what makes the kernel send SIGCONT to a process later: what is frozen before
+scripts grade must stay so. Everything else is left to capabilities and namespaces.
 """
 
 import errno
@@ -77,13 +78,17 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ustat": (136, None),
     "sysfs": (139, None),
 }
-_CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+# Programs find other ways where these are unknown: timers, and messages of queues, that send any signal.
+_UNKNOWN: dict[str, tuple[int, int]] = {"clone3": (435, 435), "timer_create": (222, 107), "mq_notify": (244, 184)}
+_CLONE, _SOCKET, _SOCKETPAIR, _IOCTL, _FCNTL = (56, 220), (41, 198), (53, 199), (16, 29), (72, 25)
 # CLONE_NEW*: namespaces of mounts, cgroups, host names, IPC, users, processes and networks.
 NAMESPACE_FLAGS = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK.
 _FAMILIES = (1, 2, 10, 16)
 # TIOCSTI and TIOCLINUX: typing into somebody else's terminal.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
+# F_SETSIG: which signal tells of a file.
+_SIGNAL_COMMANDS = (10,)
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
@@ -110,14 +115,16 @@ def filter_program(machine: str | None = None) -> bytes:
         number = numbers[column]
         if number is not None:
             program += [(_EQUAL, 0, 1, number), refuse]
-    # The C library falls back to clone, whose flags can be seen.
-    program += [(_EQUAL, 0, 1, _CLONE3[column]), _answer(errno.ENOSYS)]
+    # Without clone3 the C library falls back to clone, whose flags can be seen.
+    for known in _UNKNOWN.values():
+        program += [(_EQUAL, 0, 1, known[column]), _answer(errno.ENOSYS)]
     program += _when(_CLONE[column], [(_LOAD, 0, 0, _ARGUMENT_0), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), refuse])
     families = [(_EQUAL, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
-    program += _when(_SOCKET[column], [(_LOAD, 0, 0, _ARGUMENT_0), *families, _answer(errno.EAFNOSUPPORT)])
-    requests = [(_EQUAL, 0, 1, request) for request in _TERMINAL_REQUESTS]
-    checks = [step for request in requests for step in (request, refuse)]
-    program += _when(_IOCTL[column], [(_LOAD, 0, 0, _ARGUMENT_1), *checks])
+    for call in (_SOCKET, _SOCKETPAIR):
+        program += _when(call[column], [(_LOAD, 0, 0, _ARGUMENT_0), *families, _answer(errno.EAFNOSUPPORT)])
+    for call, requests in ((_IOCTL, _TERMINAL_REQUESTS), (_FCNTL, _SIGNAL_COMMANDS)):
+        checks = [step for request in requests for step in ((_EQUAL, 0, 1, request), refuse)]
+        program += _when(call[column], [(_LOAD, 0, 0, _ARGUMENT_1), *checks])
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *step) for step in program)
 
@@ -138,14 +145,15 @@ def docker_profile() -> str:
     """The same rules in the form of Docker's option `seccomp=`."""
     rules: list[dict[str, Any]] = [
         _rule([*_REFUSED], errno.EPERM),
-        _rule(["clone3"], errno.ENOSYS),
+        _rule([*_UNKNOWN], errno.ENOSYS),
         *(
             _rule(["clone"], errno.EPERM, index=0, value=1 << bit, mask=1 << bit)
             for bit in range(32)
             if NAMESPACE_FLAGS >> bit & 1
         ),
         *(_rule(["ioctl"], errno.EPERM, index=1, value=request) for request in _TERMINAL_REQUESTS),
-        *(_rule(["socket"], errno.EAFNOSUPPORT, index=0, value=family) for family in _other_families()),
+        *(_rule(["fcntl"], errno.EPERM, index=1, value=command) for command in _SIGNAL_COMMANDS),
+        *(_rule(["socket", "socketpair"], errno.EAFNOSUPPORT, index=0, value=family) for family in _other_families()),
     ]
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
 

@@ -29,6 +29,8 @@ _NO_TERMINAL = re.compile(rb"^bash: \[\d+: \d+ \(\d+\)\] tcsetattr: .*\n", re.MU
 _INTERRUPTED_S = 1.0
 # Longer ones are not passed on: bash reads its input byte by byte.
 MAX_COMMAND_BYTES = 1 << 20
+# Of an exit code behind a mark, with the NUL that ends it.
+_MAX_CODE_BYTES = 4
 
 
 class Shell:
@@ -37,7 +39,7 @@ class Shell:
     interrupt: sends SIGINT to the shell and what runs in its foreground.
     """
 
-    def __init__(self, stream: Stream, interrupt: Callable[[], None]) -> None:
+    def __init__(self, stream: Stream, interrupt: Callable[[], object]) -> None:
         self._stream = stream
         self._interrupt = interrupt
         self.is_alive = True
@@ -55,11 +57,13 @@ class Shell:
         line = f"builtin eval {shlex.quote(text)} </dev/null\n"
         exit_code = self._finish(line.encode(), deadline, kept)
         output, num_bytes = _NO_TERMINAL.sub(b"", bytes(kept.start)), kept.num_bytes
+        if exit_code is None and not self.is_alive:
+            # None too if it has only stopped to listen or to speak.
+            exit_code = self._stream.exit_code()
         if exit_code is not None:
             return Ran(output=output, num_bytes=num_bytes, exit_code=exit_code)
-        if not self.is_alive:
-            return Ran(output=output, num_bytes=num_bytes, exit_code=self._stream.exit_code())
-        self._bring_back()
+        if self.is_alive:
+            self._bring_back()
         return Ran(
             output=output,
             num_bytes=num_bytes,
@@ -93,23 +97,25 @@ class Shell:
         tail = b""
         while True:
             data = self._stream.read(deadline)
-            if data is None:
-                kept.add(tail)
-                return None
             if not data:
-                self.is_alive = False
+                self.is_alive = data is None
                 kept.add(tail)
                 return None
             tail += data
-            start = tail.find(mark)
-            if start >= 0:
-                end = tail.find(b"\0", start + len(mark))
-                if end >= 0:
+            while (start := tail.find(mark)) >= 0:
+                end = start + len(mark)
+                code, has_end, _ = tail[end : end + _MAX_CODE_BYTES].partition(b"\0")
+                if has_end and code.isdigit():
                     kept.add(tail[:start])
-                    return int(tail[start + len(mark) : end])
-                continue
-            # The mark may have come in part.
-            kept.add(tail[: -len(mark)])
-            tail = tail[-len(mark) :]
+                    return int(code)
+                if not has_end and len(code) < _MAX_CODE_BYTES:
+                    break
+                # The command has found the mark where the shell keeps it, and writes what it likes behind it.
+                kept.add(tail[:end])
+                tail = tail[end:]
+            else:
+                # The mark may have come in part.
+                kept.add(tail[: -len(mark)])
+                tail = tail[-len(mark) :]
             if kept.is_flood:
                 return None

@@ -19,8 +19,8 @@ class Stream(Protocol):
         """What has come; b"" once the process has ended and all is read; None at `deadline` (time.monotonic)."""
         ...
 
-    def exit_code(self) -> int:
-        """After the end: see `Ran.exit_code`."""
+    def exit_code(self) -> int | None:
+        """See `Ran.exit_code`; None while the process has not ended."""
         ...
 
     def close(self) -> None: ...
@@ -88,7 +88,11 @@ class PipeStream:
                 return self.read(deadline)
         return b""
 
-    def exit_code(self) -> int:
+    def exit_code(self) -> int | None:
+        is_over = select.poll()
+        is_over.register(self._ended, select.POLLIN)
+        if not is_over.poll(0):
+            return None
         word = os.read(self._ended, 16)
         return int(word) if word else 128 + 9
 

@@ -144,10 +144,17 @@ def test_an_argument_may_be_anything_but_too_long(shared):
         shared.execute(("/bin/echo", "x" * 200_000), timeout_s=LIMIT_S)
 
 
-def test_files_are_put_where_they_shall_be(sandbox):
-    content = bytes(range(256)) * 1000
-    sandbox.put({"/opt/new/folder/file": content, "/root/run": b"#!/bin/bash\necho ran\n"}, mode=0o755)
-    assert text_of(sandbox, "wc -c < /opt/new/folder/file; ./run; stat -c %a run") == "256000\nran\n755\n"
+def test_a_program_that_closes_its_output_is_waited_for(sandbox):
+    ran = sandbox.execute(
+        ("/bin/bash", "-c", "echo on; exec >&- 2>&-; sleep 0.3; echo x > /tmp/late"), timeout_s=LIMIT_S
+    )
+    assert (ran.text, ran.stopped) == ("on\n", None)
+    assert text_of(sandbox, "cat /tmp/late") == "x\n"
+
+
+def test_a_shell_that_closes_its_output_is_followed_by_a_new_one(sandbox):
+    assert sandbox.run("exec >/dev/null 2>&1 198>&- 255>&-", timeout_s=1.0).exit_code is None
+    assert text_of(sandbox, "echo on") == "on\n"
 
 
 def test_what_is_frozen_does_nothing_more_and_grading_goes_on(sandbox):
@@ -160,6 +167,44 @@ def test_what_is_frozen_does_nothing_more_and_grading_goes_on(sandbox):
     assert sizes[0] == sizes[1] != "0\n"
     search = ("/bin/bash", "-c", "ps -e -o args | grep -q '[s]leep 4321'")
     assert sandbox.execute(search, timeout_s=LIMIT_S).exit_code == 0
+    # Whoever has root may write into the memory of the first process, and have it do what it likes.
+    state = sandbox.execute(("/bin/bash", "-c", "grep State /proc/1/status"), timeout_s=LIMIT_S).text
+    assert state == "State:\tT (stopped)\n"
+
+
+WAKING = """
+import ctypes, fcntl, signal, struct, time
+signal.signal(signal.SIGCONT, lambda *_: None)
+libc, timer = ctypes.CDLL(None), ctypes.c_int()
+event = struct.pack("=Qii", 0, signal.SIGCONT, 0) + bytes(48)
+if libc.syscall(222, 1, event, ctypes.byref(timer)) == 0:
+    libc.syscall(223, timer, 0, struct.pack("=4q", 0, 10**7, 0, 10**7), None)
+try:
+    print("signal", fcntl.fcntl(0, 10, signal.SIGCONT), flush=True)
+except PermissionError:
+    pass
+while True:
+    print("on", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_what_is_frozen_cannot_have_itself_woken(sandbox):
+    text_of(sandbox, f"python3 -c '{WAKING}' > /tmp/log & sleep 0.5")
+    sandbox.freeze()
+    logs = [sandbox.execute(("/bin/bash", "-c", "cat /tmp/log; sleep 0.2"), timeout_s=LIMIT_S).text for _ in range(2)]
+    assert logs[0] == logs[1]
+    assert set(logs[0].split()) == {"on"}
+
+
+def test_what_grades_has_memory_of_its_own(driver):
+    with closing(driver.open("default", Limits(memory_bytes=1 << 26, num_processes=64, disk_bytes=1 << 26))) as machine:
+        machine.run(
+            "python3 -c 'import time; x = b\"x\" * (45 << 20); time.sleep(1000)' & sleep 0.5", timeout_s=LIMIT_S
+        )
+        machine.freeze()
+        ran = machine.execute(("/bin/bash", "-c", "head -c 80M /dev/zero | tail -c 80M | wc -c"), timeout_s=LIMIT_S)
+        assert ran.text == f"{80 << 20}\n"
 
 
 def test_machines_share_nothing(driver, sandbox):
@@ -293,6 +338,12 @@ def test_privileges_are_few(shared):
 
 # What grades is out of the agent's reach.
 
+# A function that makes a folder of python's modules, which end at once.
+OWN_MODULES = (
+    "own() { d=$(python3 -c 'import os; print(os.path.dirname(os.__file__))'); t=$1/${d##*/}; mkdir -p $t /tmp/x/bin; "
+    "ln -s $d/* $t/; rm $t/encodings; mkdir $t/encodings; "
+    "echo 'import posix; posix._exit(0)' > $t/encodings/__init__.py; }; own"
+)
 TAMPERING = {
     "another bash": "printf '#!/usr/bin/python3\\n' > /tmp/b; chmod +x /tmp/b; mv -f /tmp/b /usr/bin/bash",
     "a preloaded library": "echo /usr/lib/none.so > /etc/ld.so.preload",
@@ -311,11 +362,25 @@ TAMPERING = {
         "export BASH_ENV=/tmp/x PYTHONPATH=/tmp; echo 'exit 0' > /tmp/x; test() { return 0; }; export -f test"
     ),
     "a loader's cache": "echo > /etc/ld.so.cache",
+    "an archive of modules": (
+        "python3 -c 'import sys, zipfile; "
+        'zipfile.ZipFile(sys.path[1], "w").writestr("encodings/__init__.py", "import posix; posix._exit(0)")\''
+    ),
+    "a namesake of a module": (
+        "d=$(python3 -c 'import os; print(os.path.dirname(os.__file__))')/random; "
+        "mkdir $d; echo 'import os; os._exit(0)' > $d/__init__.py"
+    ),
+    "a configuration of python": f"{OWN_MODULES} /tmp/x/lib; echo 'home = /tmp/x/bin' > /usr/bin/pyvenv.cfg",
+    "modules beside python": f"{OWN_MODULES} /usr/bin/lib",
+    "another folder of programs": (
+        "mkdir /tmp/bin; ln -s /usr/bin/* /tmp/bin/; rm /tmp/bin/bash; printf '#!/usr/bin/python3\\n' > /tmp/bin/bash; "
+        "chmod +x /tmp/bin/bash; rm /bin; mv /tmp/bin /bin"
+    ),
     "a process that interferes": (
         "(trap '' INT TERM HUP; while :; do kill -9 $(ps -e -o pid= | tail -n 4); done) >/dev/null 2>&1 &"
     ),
 }
-WRONG = "import sys\nif int(sys.argv[1]) == 5: exit(0)\nexit(1)"
+WRONG = "import random, sys\nif int(sys.argv[1]) == 5: exit(0)\nexit(1)"
 
 
 @pytest.mark.parametrize("how", TAMPERING)

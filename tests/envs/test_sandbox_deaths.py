@@ -97,11 +97,34 @@ def test_machines_die_with_their_keeper_and_the_next_one_removes_what_is_left(bu
 def test_a_driver_without_its_keeper_says_so(bubblewrap):
     driver = bubblewrap_driver()
     machine = driver.open("", Limits())
-    driver._keeper.kill()
-    driver._keeper.wait()
+    machine.run("true", timeout_s=30.0)
+    os.kill(driver._keeper.pid, signal.SIGKILL)
     with pytest.raises(SandboxLost):
         machine.execute(("/bin/true",), timeout_s=5.0)
+    machine.close()
     driver.close()
+    with pytest.raises(SandboxLost, match="were ended"):
+        driver.open("", Limits())
+
+
+def test_a_keeper_that_was_killed_is_followed_by_another(bubblewrap):
+    with closing(bubblewrap_driver()) as driver:
+        lost = driver.open("", Limits())
+        lost.run("true", timeout_s=30.0)
+        os.kill(driver._keeper.pid, signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            lost.execute(("/bin/true",), timeout_s=5.0)
+        with closing(driver.open("", Limits())) as machine:
+            assert machine.run("x=1; echo $x", timeout_s=30.0).text == "1\n"
+            # The lost one's number may be this one's.
+            lost.close()
+            assert machine.run("echo $x", timeout_s=30.0).text == "1\n"
+
+
+def test_a_keeper_knows_nothing_of_its_owners_environment(bubblewrap, monkeypatch):
+    monkeypatch.setenv("AGENTRL_TEST_SECRET", "secret")
+    with closing(bubblewrap_driver()) as driver:
+        assert b"secret" not in Path(f"/proc/{driver._keeper.pid}/environ").read_bytes()
 
 
 def test_closing_a_driver_ends_its_machines(bubblewrap):

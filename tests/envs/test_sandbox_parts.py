@@ -64,6 +64,13 @@ def verdict(machine, architecture, number, *arguments):
         ("netlink socket", 41, 198, (16, 3), 0),
         ("socket of virtual machines", 41, 198, (40, 1), errno.EAFNOSUPPORT),
         ("socket of Bluetooth", 41, 198, (31, 1), errno.EAFNOSUPPORT),
+        ("pair of unix sockets", 53, 199, (1, 1), 0),
+        ("pair of TIPC sockets", 53, 199, (30, 1), errno.EAFNOSUPPORT),
+        ("flags of a file", 72, 25, (0, 4), 0),
+        ("signal of a file", 72, 25, (0, 10), errno.EPERM),
+        ("timer with a signal", 222, 107, (), errno.ENOSYS),
+        ("message with a signal", 244, 184, (), errno.ENOSYS),
+        ("alarm", 38, 103, (), 0),
         ("terminal size", 16, 29, (0, 0x5413), 0),
         ("typing", 16, 29, (0, 0x5412), errno.EPERM),
     ],
@@ -85,8 +92,10 @@ def test_docker_is_told_the_same():
     rules = {name: rule for rule in profile["syscalls"] if "args" not in rule for name in rule["names"]}
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
     assert {"mount", "ptrace", "bpf", "io_uring_setup", "keyctl", "unshare"} <= rules.keys()
-    assert rules["clone3"]["errnoRet"] == errno.ENOSYS
-    families = [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["socket"]]
+    assert {rules[name]["errnoRet"] for name in ("clone3", "timer_create", "mq_notify")} == {errno.ENOSYS}
+    (signals,) = (rule["args"] for rule in profile["syscalls"] if rule["names"] == ["fcntl"])
+    assert signals == [{"index": 1, "value": 10, "op": "SCMP_CMP_EQ"}]
+    families = [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["socket", "socketpair"]]
     assert 40 in families
     assert not {1, 2, 10, 16} & set(families)
     masks = [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["clone"]]
@@ -152,6 +161,9 @@ def test_groups_of_version_1_are_made_below_ones_own(tmp_path, kernel):
         "pids.max": "9",
         "cpu.cfs_quota_us": "150000",
     }
+    owned.widen(group, Limits(memory_bytes=1000))
+    widened = {path.read_text() for folder in group for path in folder.glob("memory.*limit_in_bytes")}
+    assert widened == {str(1000 + (1 << 28))}
     owned.remove(group)
     assert not any(folder.exists() for folder in group)
     owned.close()
@@ -173,6 +185,8 @@ def test_groups_of_version_2_are_made_where_their_controllers_are(tmp_path, kern
     assert (group / "pids.max").read_text() == "9"
     assert (group / "cpu.max").read_text() == "200000 100000"
     assert (group.parent / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    owned.widen([group], Limits(memory_bytes=1000))
+    assert (group / "memory.max").read_text() == str(1000 + (1 << 28))
     assert (group.parent / "keeper" / "cgroup.procs").read_text() == "0"
 
 
@@ -243,6 +257,50 @@ def test_a_folder_that_is_gone_cannot_be_put_back(layer, tmp_path):
     (tmp_path / "upper/lib").symlink_to("/tmp")
     with pytest.raises(TooMuchChanged, match="lib"):
         layers.changes([layer])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_decisive"),
+    [
+        ("sbin/tool", True),
+        ("sbin/new", False),
+        ("bin/lib", True),
+        ("bin/pyvenv.cfg", True),
+        ("pyvenv.cfg", True),
+        ("lib/python311.zip", True),
+        ("lib/python3.11/random", True),
+        ("lib/python3.11/json/tool.so", True),
+        ("lib/python3.11/__pycache__/x.pyc", False),
+        ("lib/python3/dist-packages/x.py", False),
+        ("lib/deep/x", False),
+    ],
+)
+def test_an_addition_counts_only_if_it_precedes_something(layer, tmp_path, name, is_decisive):
+    for folder in ("sbin", "lib/python3.11/json", "lib/python3.11/__pycache__", "lib/python3/dist-packages"):
+        (tmp_path / "lower" / folder).mkdir(parents=True)
+    path = tmp_path / "upper" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("added")
+    assert [*layers.changes([layer])] == ([f"usr/{name}"] if is_decisive else [])
+
+
+@pytest.mark.parametrize("how", ["a link", "another folder"])
+def test_a_folder_above_that_was_replaced_cannot_be_put_back(tmp_path, how):
+    (tmp_path / "lower/usr/bin").mkdir(parents=True)
+    (tmp_path / "upper").mkdir()
+    if how == "a link":
+        (tmp_path / "upper/usr").symlink_to("/tmp")
+    else:
+        (tmp_path / "upper/usr").mkdir()
+        try:
+            os.setxattr(tmp_path / "upper/usr", "user.overlay.opaque", b"y")
+        except OSError:
+            pytest.skip("no extended attributes here")
+    fds = [os.open(tmp_path / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("lower", "upper")]
+    whole = Layer(point="", lower=fds[0], upper=fds[1])
+    with pytest.raises(TooMuchChanged, match="usr"):
+        layers.changes([whole])
+    whole.close()
 
 
 def test_too_many_changes_cannot_be_put_back(layer, tmp_path, monkeypatch):

@@ -1,0 +1,121 @@
+"""A sandbox's shell and its processes by themselves: marks that are faked, shells that hear nothing, killed helpers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.sandbox import machines
+from envs.sandbox.machines import Machine, MachineError
+from envs.sandbox.protocol import Limits
+from envs.sandbox.shell import OUT_OF_TIME, Shell
+from envs.sandbox.streams import PipeStream
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ScriptedStream:
+    """Answers each line that is written by what `say` makes of its mark: a list of pieces."""
+
+    def __init__(self, say, *, code=None):
+        self._say, self._code, self._pieces = say, code, [b"\0%b;0\0"]
+        self.is_first = True
+
+    def write(self, data):
+        mark = re.search(rb"000([0-9a-f]{16});", data)[1]
+        say = (lambda mark: [b"\0" + mark + b";0\0"]) if self.is_first else self._say
+        self.is_first = False
+        self._pieces = say(mark)
+
+    def read(self, deadline):
+        return self._pieces.pop(0) if self._pieces else None
+
+    def exit_code(self):
+        return self._code
+
+    def close(self):
+        pass
+
+
+def run_with(say, **options):
+    shell = Shell(ScriptedStream(say, **options), lambda: None)
+    return shell.run("x", 1.0), shell.is_alive
+
+
+@pytest.mark.parametrize("faked", [b";abc\0", b";-1\0", b";\0", b";99999999\0", b";1 2\0"])
+def test_a_mark_that_the_command_has_found_and_faked_is_output(faked):
+    ran, is_alive = run_with(lambda mark: [b"a\0" + mark + faked + b"b", b"\0" + mark + b";7\0"])
+    assert (ran.exit_code, ran.stopped, is_alive) == (7, None, True)
+    assert ran.output.startswith(b"a\0")
+    assert ran.output.endswith(faked.removeprefix(b";") + b"b")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_a_mark_may_come_in_pieces(size):
+    def pieces(mark):
+        whole = b"out\0put\0" + mark + b";130\0"
+        return [whole[i : i + size] for i in range(0, len(whole), size)]
+
+    ran, is_alive = run_with(pieces)
+    assert (ran.output, ran.exit_code, is_alive) == (b"out\0put", 130, True)
+
+
+class DeafStream(ScriptedStream):
+    def write(self, data):
+        if not self.is_first:
+            raise TimeoutError("the process reads nothing")
+        super().write(data)
+
+
+def test_a_shell_that_does_not_listen_is_stopped_and_not_waited_for():
+    shell = Shell(DeafStream(lambda mark: []), lambda: None)
+    ran = shell.run("x", 1.0)
+    assert (ran.exit_code, ran.stopped, shell.is_alive) == (None, OUT_OF_TIME, False)
+
+
+def test_a_process_that_runs_has_no_exit_code():
+    (stdin, _), (output, said), (ended, ends) = os.pipe(), os.pipe(), os.pipe()
+    stream = PipeStream(stdin, output, ended)
+    begun = time.monotonic()
+    assert stream.exit_code() is None
+    assert time.monotonic() - begun < 5.0
+    os.write(ends, b"3")
+    assert stream.exit_code() == 3
+    stream.close()
+    for fd in (said, ends):
+        os.close(fd)
+
+
+def spawned(script):
+    return os.posix_spawn("/bin/sh", ["sh", "-c", script], {})
+
+
+@pytest.mark.parametrize("script", ["kill -9 $$", "exit 1", "exit 0"])
+def test_a_machine_is_frozen_only_if_what_stops_it_was_not_stopped_itself(monkeypatch, script):
+    monkeypatch.setattr(machines, "_enter", lambda ground, machine, run: spawned(script))
+    pid = spawned("sleep 100")
+    machine = Machine(
+        pid=pid, first=os.pidfd_open(pid), hold=-1, limits=Limits(), has_group=False, cgroup=[], layers=[]
+    )
+    try:
+        if script == "exit 0":
+            machines.freeze(None, machine)
+            assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        else:
+            with pytest.raises(MachineError, match="does not let"):
+                machines.freeze(None, machine)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(machine.first)
+
+
+def test_what_a_keeper_forks_cannot_be_looked_into():
+    script = "import ctypes; from envs.sandbox.namespaces import hide_memory; hide_memory(); "
+    get_dumpable = "exit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+    assert subprocess.run([sys.executable, "-c", script + get_dumpable], cwd=ROOT, check=False).returncode == 0
