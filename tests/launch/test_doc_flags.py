@@ -1,0 +1,52 @@
+"""Every flag that a page names exists, and every file or page that it points to."""
+
+import contextlib
+import io
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tyro
+
+from agentrl_jax.config import TrainConfig
+from agentrl_jax.sft_config import SftConfig
+from launch.controller import ControllerConfig
+from launch.engine import EngineServerConfig
+from launch.evaluate_config import EvaluateConfig
+from launch.gpu_check import GpuCheckConfig
+from launch.worker import WorkerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = (TrainConfig, SftConfig, EvaluateConfig, ControllerConfig, EngineServerConfig, WorkerConfig, GpuCheckConfig)
+
+
+@cache
+def flags_of_parts() -> frozenset[str]:
+    """Flags with a dot: `--loss.name`. Those of one word are too many commands' to tell whose they are."""
+    return frozenset(flag for command in COMMANDS for flag in re.findall(r"--[a-z-]+\.[a-z.-]+", help_of(command)))
+
+
+def help_of(command: type) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), pytest.raises(SystemExit):
+        tyro.cli(command, args=["--help"])
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*\.[a-z][a-z.-]*[a-z]", page.read_text()))
+    assert named <= flags_of_parts()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_flags_are_found_at_all() -> None:
+    assert {"--loss.name", "--rollout.max-staleness", "--pool.lagging-prob"} <= flags_of_parts()
