@@ -13,11 +13,11 @@ from agentrl_jax.controller.ports import StepRecord
 from agentrl_jax.controller.statistics import as_record
 from agentrl_jax.controller.watch import RunWarning
 from agentrl_jax.policy import Policy
-from agentrl_jax.report.progress import step_line, step_record, task_lines
+from agentrl_jax.report.progress import step_line, step_record, task_lines, throughput
 from agentrl_jax.rollouts import Rollouts
 from agentrl_jax.run_engines import RunEngines
 from agentrl_jax.run_evaluation import Say
-from agentrl_jax.runlog import RunLog
+from agentrl_jax.runlog import Fate, RunLog
 from agentrl_jax.types import Group
 
 
@@ -47,11 +47,12 @@ class StepReports:
         """Say and log one step that has ended. Episodes are written in a thread."""
         step, now = record.step + 1, time.monotonic()
         step_s, self._step_begun = now - self._step_begun, now
-        await trio.to_thread.run_sync(self._log_episodes, step, (*record.groups, *record.dropped, *record.cancelled))
+        await trio.to_thread.run_sync(self._log_episodes, step, record)
         statistics = {"loop": as_record(self._monitor.statistics()), "rollouts": as_record(self._rollouts.statistics())}
         statistics |= {"publish": as_record(publishing)} if (publishing := self._engines.statistics()) else {}
         times = {"step_s": step_s, "rl_s": now - self._begun}
-        self._run_log.log_metrics("step", {**step_record(record), **statistics, **times})
+        rates = throughput(record, step_s)
+        self._run_log.log_metrics("step", {**step_record(record), **statistics, **times, "throughput": rates})
         self._say(step_line(record, max_steps=self._config.max_steps, step_s=step_s))
         for line in task_lines(record):
             self._say(line)
@@ -66,7 +67,13 @@ class StepReports:
             self._run_log.log_metrics("warning", {"step": step, **asdict(warning)})
             self._say(f"WARNING: {warning.text}")
 
-    def _log_episodes(self, step: int, groups: Sequence[Group]) -> None:
-        for group in groups:
-            for trajectory in group.trajectories:
-                self._run_log.log_episode(step, trajectory, self._tokenizer.decode)
+    def _log_episodes(self, step: int, record: StepRecord) -> None:
+        fates: dict[Fate, Sequence[Group]] = {
+            "consumed": record.groups,
+            "dropped": record.dropped,
+            "cancelled": record.cancelled,
+        }
+        for fate, groups in fates.items():
+            for group in groups:
+                for trajectory in group.trajectories:
+                    self._run_log.log_episode(step, trajectory, self._tokenizer.decode, fate=fate)

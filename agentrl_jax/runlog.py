@@ -19,15 +19,18 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation
-from agentrl_jax.types import Ids, Trajectory, as_ids
+from agentrl_jax.types import Floats, Ids, Trajectory, as_ids
 
 _BLOCK_BYTES = 1 << 16
+
+Fate = Literal["consumed", "dropped", "cancelled"]
+"""What became of a group: a step consumed it, it had nothing to teach, or it was cut off."""
 
 
 def to_json(value: Any) -> str:
@@ -116,9 +119,11 @@ class RunLog:
                 found.setdefault(record["mode"], {})[record["env"]] = Evaluation.from_json(record)
         return found
 
-    def log_episode(self, step: int, trajectory: Trajectory, decode: Callable[[Ids], str]) -> None:
-        """Append a consumed episode to episodes.jsonl, its ids spelt out by `decode`."""
-        _append(self._episodes, {"step": step, **describe(trajectory, decode)})
+    def log_episode(
+        self, step: int, trajectory: Trajectory, decode: Callable[[Ids], str], *, fate: Fate = "consumed"
+    ) -> None:
+        """Append an episode to episodes.jsonl, its ids spelt out by `decode`. fate: what became of its group."""
+        _append(self._episodes, {"step": step, "fate": fate, **describe(trajectory, decode)})
 
 
 def _append(file: TextIO, record: Mapping[str, Any]) -> None:
@@ -176,8 +181,9 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
 
     Of the task: env, split, index, seed. Of each turn: `context` and `sampled` are the text of what was added before it
     and of what an engine sampled, `context_ids` and `ids` the token ids themselves, as little-endian int32 in base64
-    (`ids_from_text`). Nothing else can be played again exactly: several ids may spell one text. The first turn of a
-    `segment` has its whole prompt before it.
+    (`ids_from_text`). Nothing else can be played again exactly: several ids may spell one text. `logprobs` are the
+    engine's of what it sampled, as little-endian float32 in base64 (`floats_from_text`), `masked` the places among them
+    at which it gave none that is finite. The first turn of a `segment` has its whole prompt before it.
     """
     return {
         "episode": trajectory.episode_id,
@@ -203,7 +209,8 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
                 "sampled": decode(turn.completion.ids),
                 "context_ids": ids_as_text(turn.context_ids),
                 "ids": ids_as_text(turn.completion.ids),
-                "logprob_sum": round(float(turn.completion.logprobs.sum()), 4),
+                "logprobs": floats_as_text(turn.completion.logprobs),
+                "masked": np.flatnonzero(~turn.completion.loss_mask).tolist(),
                 "versions": [[span.version, span.start, span.end] for span in turn.completion.version_spans],
                 "pool": turn.completion.pool,
                 "engine": turn.completion.engine,
@@ -227,3 +234,13 @@ def ids_as_text(ids: Ids) -> str:
 def ids_from_text(text: str) -> Ids:
     """The inverse of `ids_as_text`. Raises ValueError for anything else."""
     return as_ids(np.frombuffer(b64decode(text, validate=True), "<i4"))
+
+
+def floats_as_text(values: Floats) -> str:
+    """Numbers as base64 of little-endian float32, exactly."""
+    return b64encode(values.astype("<f4", copy=False).tobytes()).decode("ascii")
+
+
+def floats_from_text(text: str) -> Floats:
+    """The inverse of `floats_as_text`. Raises ValueError for anything else."""
+    return np.frombuffer(b64decode(text, validate=True), "<f4")

@@ -12,6 +12,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.preparation import play_demonstrations
+from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.saved_config import read_config
 from agentrl_jax.sft_config import SftConfig
@@ -128,6 +129,7 @@ def _run(config: SftConfig, changes: dict[str, str], data: SftData | None) -> in
     result = carry_out(config, changes, mesh, say, work)
     if result is None:
         return INTERRUPTED
+    say(f"report: {write_report(run_dir)}")
     say_end(run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
 

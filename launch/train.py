@@ -20,6 +20,7 @@ from agentrl_jax.lead import Leader, leading
 from agentrl_jax.pipeline import train
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.report.curves import draw_curves
+from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.available import settle_tasks
@@ -107,6 +108,7 @@ def _lead(
     curves = draw_curves(config.run_dir)
     if curves is not None:
         say(f"curves: {curves}")
+    say(f"report: {write_report(config.run_dir)}")
     say_end(config.run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from math import nan
 from typing import Any
 
 from agentrl_jax.algo.metrics import TaskMetrics, macro_averages, merge, task_metrics
@@ -41,6 +42,20 @@ def step_record(record: StepRecord) -> dict[str, Any]:
         "ledger": asdict(record.ledger),
         "admission": asdict(record.admission),
     }
+
+
+def throughput(record: StepRecord, step_s: float) -> dict[str, float]:
+    """Per second of a step that took `step_s`: episodes that ended, their tokens, and those an engine sampled.
+
+    Of the whole run, engines and learner together: never divided by the devices of either.
+    """
+    played = merge(task_metrics((*record.groups, *record.dropped, *record.cancelled)).values())
+    counts = {
+        "episodes_per_s": played.num_episodes,
+        "tokens_per_s": played.num_tokens,
+        "loss_tokens_per_s": played.num_loss_tokens,
+    }
+    return {name: count / step_s if step_s > 0 else nan for name, count in counts.items()}
 
 
 def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
