@@ -53,7 +53,8 @@ class TrainConfig:
     eval_set: Mapping[str, str] = field(default_factory=dict)
     """Named data set that the held-out tasks are, by environment, such as `alfworld valid_unseen`"""
     upstream_compat: bool = False
-    """Let environments reproduce the faults of the published ones too, to compare with published results"""
+    """Let environments reproduce the faults of the published ones too, and punish the policy for what infrastructure
+    ended, to compare with published results"""
     sandbox: str | None = None
     """What runs the programs that the policy writes: bubblewrap, bubblewrap:FOLDER (a root file system), docker, or
     docker:URL (default: this machine's Docker engine if it has the images, else bubblewrap)"""

@@ -25,12 +25,7 @@ class EpisodeEnd(enum.Enum):
 
     @property
     def is_valid(self) -> bool:
-        """True if the episode votes in its group's baseline."""
-        return not self.is_infrastructure
-
-    @property
-    def is_trainable(self) -> bool:
-        """True if the episode's sampled tokens take part in the loss."""
+        """True if the episode votes in its group's baseline, and its sampled tokens take part in the loss."""
         return not self.is_infrastructure
 
     @property

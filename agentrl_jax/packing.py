@@ -99,7 +99,7 @@ def build_batch(
     """
     begun_s = time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    teaches = [advantages.teaches(trajectory.end) for trajectory in trajectories]
+    teaches = [advantages.teaches(trajectory) for trajectory in trajectories]
     names = tuple(sorted({trajectory.task.env for trajectory in trajectories}))
     outcomes = outcomes_of(groups, teaches, names)
     scores = compute_advantages(outcomes, advantages)
@@ -249,8 +249,8 @@ def _stats(
         "num_groups": len(np.unique(outcomes.group_ids)),
         "num_signal_groups": len(np.unique(outcomes.group_ids[scores.has_signal])),
         "num_trajectories": len(trajectories),
-        "num_invalid": sum(not t.end.is_valid for t in trajectories),
-        "num_silent": sum(t.end.is_valid and not t.votes for t in trajectories),
+        "num_invalid": sum(not t.is_valid for t in trajectories),
+        "num_silent": sum(t.is_valid and not t.votes for t in trajectories),
         "num_overlong_masked": sum(t.votes and not does for t, does in zip(trajectories, teaches, strict=True)),
         "num_tasks_not_normalised": len(np.unique(outcomes.task_ids[~scores.is_normalised])),
         "token_staleness_max": lag.max(initial=0),

@@ -24,6 +24,8 @@ from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Group, Task
 
+_TRAINING = "train"
+
 
 class Rollouts:
     """Runs groups and evaluations of `families` for one config on one pool. sessions: by the families' names.
@@ -58,7 +60,7 @@ class Rollouts:
         """
         size = self._config.rollout.group_size
         slots = self._slots = GroupSlots(max(1, self._config.engine.num_slots // size), shares)
-        setups = self._setups(self.pool, "train", self._config.temperature)
+        setups = self._setups(self.pool, _TRAINING, self._config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
             async with slots.place(admitted.task.env):
@@ -125,6 +127,8 @@ class Rollouts:
                     self._config.episode,
                     temperature=temperature,
                     max_turns=self._config.max_turns or family.max_turns,
+                    # The published evaluation leaves these ends out all the same.
+                    penalises_infrastructure=self._config.upstream_compat and purpose == _TRAINING,
                 ),
                 run_seed=derive_seed(self._config.seed, purpose),
                 observe=None if self._telemetry is None else self._telemetry.observe,

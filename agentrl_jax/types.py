@@ -276,7 +276,7 @@ class Trajectory:
     """The immutable result of an episode.
 
     reward: the environment's for `completed`, the penalty of the reason for other policy-caused ends, None for
-      infrastructure ends.
+      infrastructure ends (unless they are penalised as published).
     env_reward: the sum of what the environment gave in its turns, before any penalty (None if it never answered);
       success is judged by it.
     segments: () if the episode died before its first token.
@@ -295,7 +295,7 @@ class Trajectory:
     error: str = ""
 
     def __post_init__(self) -> None:
-        if self.end.is_infrastructure != (self.reward is None):
+        if self.reward is None and not self.end.is_infrastructure:
             raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
         if not all(np.isfinite(given) for given in (self.reward, self.env_reward) if given is not None):
             raise RecordError(f"a reward must be finite, got {self.reward} (from the environment {self.env_reward})")
@@ -305,13 +305,18 @@ class Trajectory:
         return f"g{self.group_id}-m{self.member}"
 
     @property
+    def is_valid(self) -> bool:
+        """True if it has a reward, and its sampled tokens take part in the loss."""
+        return self.reward is not None
+
+    @property
     def votes(self) -> bool:
         """True if its reward counts in the group's baseline: it is valid, and the policy sampled something.
 
         An episode that ended before its first token (a prompt beyond the context, a wall budget spent waiting for an
         engine) says nothing about what the policy does: it would only shift the others.
         """
-        return self.end.is_valid and bool(self.segments)
+        return self.is_valid and bool(self.segments)
 
     @property
     def turns(self) -> tuple[Turn, ...]:

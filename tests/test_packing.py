@@ -383,7 +383,7 @@ def test_unpack_gives_back_what_was_packed_exactly(lengths: list[int], buckets: 
 def test_a_whole_batch_comes_back_in_the_order_of_its_episodes() -> None:
     groups = varied_groups(6)
     batch = build_batch(groups, advantages=AdvantageConfig(), packing=one_row(64), learner_version=9)
-    segments = [s for g in groups for t in g.trajectories if t.end.is_trainable for s in t.segments]
+    segments = [s for g in groups for t in g.trajectories if t.is_valid for s in t.segments]
     lengths, columns = unpack(batch)
     assert lengths.tolist() == [len(segment.ids) for segment in segments]
     for name in ("ids", "loss_mask", "behavior_logprobs"):

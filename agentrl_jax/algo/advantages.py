@@ -15,7 +15,7 @@ from agentrl_jax.algo.outcomes import Outcomes
 from agentrl_jax.algo.task_norm import TaskNormalisation, Weighting, entry_weights, task_normalise
 from agentrl_jax.algo.turn_credit import turn_advantages, turn_numbers
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.types import Bools, EpisodeEnd
+from agentrl_jax.types import Bools, EpisodeEnd, Trajectory
 
 Credit = Literal["trajectory", "turn"]
 Overlong = Literal["train", "mask"]
@@ -100,9 +100,9 @@ class AdvantageConfig:
         """True if advantages are brought to unit variance beyond their group."""
         return self.task_normalisation != "off" or self.estimator == "reinforce_pp_baseline"
 
-    def teaches(self, end: EpisodeEnd) -> bool:
-        """True if the sampled tokens of an episode that ended so take part in the loss."""
-        return end.is_trainable and not (self.overlong == "mask" and end in OVERLONG_ENDS)
+    def teaches(self, trajectory: Trajectory) -> bool:
+        """True if the sampled tokens of an episode take part in the loss."""
+        return trajectory.is_valid and not (self.overlong == "mask" and trajectory.end in OVERLONG_ENDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -149,7 +149,7 @@ def is_success(trajectory: Trajectory) -> bool:
     True
     """
     given = trajectory.env_reward
-    return trajectory.end.is_valid and given is not None and round(given, REWARD_DECIMALS) >= SUCCESS_REWARD
+    return trajectory.is_valid and given is not None and round(given, REWARD_DECIMALS) >= SUCCESS_REWARD
 
 
 def task_metrics(groups: Sequence[Group]) -> dict[str, TaskMetrics]:

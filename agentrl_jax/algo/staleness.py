@@ -37,7 +37,7 @@ def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
     lags: Lags = {pool: Counter() for pool in get_args(Pool)}
     for group in groups:
         for trajectory in group.trajectories:
-            for turn in trajectory.turns if trajectory.end.is_trainable else ():
+            for turn in trajectory.turns if trajectory.is_valid else ():
                 completion = turn.completion
                 for span in completion.version_spans:
                     num_tokens = int(completion.loss_mask[span.start : span.end].sum())

@@ -49,6 +49,8 @@ class EpisodeConfig:
     """Reward of every end that the policy caused, but `completed`"""
     penalties: Mapping[EpisodeEnd, float] = field(default_factory=dict)
     """The same for single reasons: REASON VALUE ..."""
+    penalises_infrastructure: Derived[bool] = False
+    """Whether ends that the policy did not cause cost the penalty too, and teach, as published"""
     wall_budget_s: float = 1800.0
     """The policy's time, seconds from the first prompt on; a slow reset is not its fault"""
     queue_deadline_s: Derived[float] = 600.0
@@ -80,8 +82,8 @@ class EpisodeConfig:
 
     def reward(self, end: EpisodeEnd, env_reward: float | None) -> float | None:
         """The reward of an episode that ended so: the env's, the reason's penalty, or none."""
-        if end.is_infrastructure:
-            return None
         if end is EpisodeEnd.COMPLETED:
             return env_reward
+        if end.is_infrastructure:
+            return self.penalty if self.penalises_infrastructure else None
         return self.penalties.get(end, self.penalty)

@@ -174,7 +174,7 @@ class Ledger:
         entry = self._running(group.group_id)
         if entry.admitted.switch.is_tripped:
             return "cancelled"
-        if not any(trajectory.end.is_valid for trajectory in group.trajectories):
+        if not any(trajectory.is_valid for trajectory in group.trajectories):
             return "dropped"
         return "no_signal" if self._config.dynamic_sampling and not group.has_signal else "complete"
 

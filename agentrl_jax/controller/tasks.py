@@ -138,7 +138,7 @@ class TaskSampler:
         if self._curriculum.config.is_on:
             self._next = None
             for group in groups:
-                valid = [trajectory for trajectory in group.trajectories if trajectory.end.is_valid]
+                valid = [trajectory for trajectory in group.trajectories if trajectory.is_valid]
                 if valid:
                     self._curriculum.observe(group.task, sum(map(is_success, valid)) / len(valid))
 

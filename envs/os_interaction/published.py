@@ -1,5 +1,8 @@
 """AgentBench's tasks (Apache licence 2.0), packed or as they are published.
 
+The files of a set are read by their names, so that an index means one task everywhere; as published, with
+`is_unsorted`, in the order in which this machine's file system has them.
+
 Packed: FOLDER/NAME.jsonl.xz, a JSON object a line with `description`, `image`, `init`, `start`, `check`, `match` and
 `example`, scripts as `language` and `code`. As published: FOLDER/data/1/*.json and so on, FOLDER/data/dev.json and
 FOLDER/train_0317/training.json, with scripts in FOLDER/scripts/NAME: objects with `description`, `create`, `start` and
@@ -29,7 +32,7 @@ _BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
 @lru_cache(maxsize=8)
-def load(data: Path, name: str) -> tuple[Chore, ...] | None:
+def load(data: Path, name: str, *, is_unsorted: bool = False) -> tuple[Chore, ...] | None:
     """The tasks of one set, in their order; None if `data` holds none. Raises ConfigError for files that are broken."""
     folder = data / FOLDER
     for suffix in _SUFFIXES:
@@ -39,7 +42,7 @@ def load(data: Path, name: str) -> tuple[Chore, ...] | None:
     chores = [
         _read(path, entry, number, folder / scripts)
         for pattern, scripts in _PUBLISHED[name]
-        for path in sorted(folder.glob(pattern))
+        for path in (folder.glob(pattern) if is_unsorted else sorted(folder.glob(pattern)))
         for number, entry in enumerate(_listed(path), 1)
     ]
     return tuple(chores) or None

@@ -1,6 +1,7 @@
 """The os_interaction family: its tasks, and the env and the demonstration of each."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -25,19 +26,21 @@ _DEFAULT_SET = published.STANDARD
 
 
 class PublishedSource:
-    """AgentBench's tasks. Training leaves out those whose description the chosen data set has too.
+    """AgentBench's tasks. Training leaves out those whose description the chosen data set has too. upstream_compat:
+    the tasks of files are in the file system's order, as published.
 
     Raises ConfigError for data that is missing or broken.
     """
 
     max_turns = MAX_TURNS
 
-    def __init__(self, data: Path, eval_set: str | None) -> None:
-        known = {name: published.load(data, name) for name in (published.STANDARD, published.DEV)}
+    def __init__(self, data: Path, eval_set: str | None, *, upstream_compat: bool = False) -> None:
+        load = partial(published.load, data, is_unsorted=upstream_compat)
+        known = {name: load(name) for name in (published.STANDARD, published.DEV)}
         self.data_sets = tuple(name for name, chores in known.items() if chores)
         # An unknown name is refused by the registry.
         wanted = eval_set if eval_set in self.data_sets else _DEFAULT_SET
-        held_out, train = known[wanted], published.load(data, published.TRAIN)
+        held_out, train = known[wanted], load(published.TRAIN)
         if not held_out or not train:
             raise ConfigError(
                 f"environment {NAME} expects tasks to evaluate on ({wanted}) and to train on ({published.TRAIN}) in "
@@ -111,6 +114,6 @@ def family(options: FamilyOptions) -> OsFamily:
     elif options.level != 1:
         raise ConfigError(f"environment {NAME} has generated chores by level; published ones have level 1 alone")
     else:
-        source = PublishedSource(options.data, options.eval_set)
+        source = PublishedSource(options.data, options.eval_set, upstream_compat=options.upstream_compat)
     driver = shared_driver(options.sandbox)
     return OsFamily(source=source, driver=driver, seed=options.seed, upstream_compat=options.upstream_compat)

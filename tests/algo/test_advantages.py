@@ -14,7 +14,7 @@ from agentrl_jax.algo.advantages import AdvantageConfig, compute_advantages
 from agentrl_jax.algo.baselines import group_advantages
 from agentrl_jax.algo.outcomes import Outcomes, outcomes_of
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.types import EpisodeEnd
+from agentrl_jax.types import EpisodeEnd, Task, Trajectory
 from tests.algo.record_builders import make_group, make_segment, make_turn
 from tests.algo.score_batches import outcomes, reordered
 
@@ -130,10 +130,17 @@ def test_outcomes_of_records_by_hand() -> None:
 
 
 def test_masking_concerns_episodes_that_ran_out_of_tokens_only() -> None:
+    task = Task(env="a", split="train", index=0, seed=0)
+    played = [
+        Trajectory(task=task, group_id=0, member=0, end=end, reward=given, env_reward=None, segments=())
+        for end in EpisodeEnd
+        for given in [None if end.is_infrastructure else 0.0]
+    ]
     taught = {
-        mode: {end for end in EpisodeEnd if AdvantageConfig(overlong=mode).teaches(end)} for mode in ("train", "mask")
+        mode: {each.end for each in played if AdvantageConfig(overlong=mode).teaches(each)}
+        for mode in ("train", "mask")
     }
-    assert taught["train"] == {end for end in EpisodeEnd if end.is_trainable}
+    assert taught["train"] == {end for end in EpisodeEnd if end.is_valid}
     assert taught["train"] - taught["mask"] == {EpisodeEnd.CONTEXT_LIMIT, EpisodeEnd.TURN_TRUNCATED}
 
 

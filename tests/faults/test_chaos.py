@@ -200,7 +200,7 @@ def test_chaos_05_resets_that_fail_nine_times_in_ten_train_only_what_worked() ->
     run_for(run, 6, within_s=600)
     ends = ends_of(run)
     assert ends[EpisodeEnd.ENV_ERROR] > 5 * ends[EpisodeEnd.COMPLETED] > 0
-    trained = [t for r in run.records for g in r.groups for t in g.trajectories if t.end.is_trainable]
+    trained = [t for r in run.records for g in r.groups for t in g.trajectories if t.is_valid]
     assert len(trained) == ends[EpisodeEnd.COMPLETED]
     assert {w.name for r in run.records for w in r.warnings} >= {"infrastructure"}
 

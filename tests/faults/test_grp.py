@@ -93,8 +93,7 @@ async def test_grp_06_a_dead_member_keeps_no_reward_that_it_had(autojump_clock: 
         await run.run(1)
     for trajectory in run.groups[0].trajectories:
         assert (trajectory.reward, trajectory.env_reward) == (None, 1.0)
-        assert not trajectory.end.is_valid
-        assert not trajectory.end.is_trainable
+        assert not trajectory.is_valid
     assert not run.groups[0].has_signal
 
 
