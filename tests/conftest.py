@@ -1,6 +1,7 @@
 """Shared by all tests: sixteen host devices, the real task data, deterministic Hypothesis runs."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import jax
@@ -29,6 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SERVICES.index(names[0]) if names else len(SERVICES)
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser, or a skip. In CI its absence is a failure."""
+    install = REPOSITORY / "tools" / "install_chromium.sh"
+    done = subprocess.run([install], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return "chromium"
+    if os.environ.get("CI"):
+        pytest.fail(f"tools/install_chromium.sh: {done.stderr}")
+    pytest.skip(f"no chromium: {done.stderr[-300:]}")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The live page in a real browser: what it shows, and that nothing of it is refused by its own policy."""
 
-import os
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,19 +12,6 @@ from agentrl_jax.controller.remote_server import ControllerServer
 from tests.controller.remote_world import FakeRemote, beat, controlling, play
 
 pytestmark = pytest.mark.chromium
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    """The browser, or a skip. In CI its absence is a failure."""
-    done = subprocess.run([ROOT / "tools" / "install_chromium.sh"], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return "chromium"
-    if os.environ.get("CI"):
-        pytest.fail(f"tools/install_chromium.sh: {done.stderr}")
-    pytest.skip(f"no chromium: {done.stderr[-300:]}")
 
 
 class Cells(HTMLParser):
