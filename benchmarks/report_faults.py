@@ -105,9 +105,7 @@ def fault_table(tests: Sequence[FaultTest], sources: Mapping[str, str]) -> str:
             f"\n### {title}\n\n| fault | what is promised, and the test that holds it | published |\n|---|---|---|\n"
         )
         for fault in dict.fromkeys(test.fault for test in of_kind):
-            told = "<br>".join(
-                f"[{test.promise}](../{test.path})" for test in of_kind if test.fault == fault
-            )
+            told = "<br>".join(f"[{test.promise}](../{test.path})" for test in of_kind if test.fault == fault)
             parts.append(f"| {fault} | {told} | {sources.get(fault, '')} |\n")
     return "".join(parts)
 

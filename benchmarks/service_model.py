@@ -184,7 +184,7 @@ class ServiceModel:
     def _bandwidth(self) -> float:
         return self.gpu.memory_bytes_per_s * self.engine.decode_bandwidth_frac
 
-    def step_s(self, num_tokens: int, num_gpus: int) -> float:
+    def step_s(self, num_tokens: float, num_gpus: int) -> float:
         """A learner step."""
         return num_tokens * self.learn_s / num_gpus + self.learner.fixed_s
 

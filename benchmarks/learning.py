@@ -1,0 +1,117 @@
+"""What does each part of the algorithm bring, on tasks that two cores can learn?
+
+    python -m benchmarks.learning [--json] [--quick] [--full] [--out FOLDER]
+
+Arms: `full`; `no-cross-policy` (no lagging policy); `no-task-normalisation`; `synchronous` (max_staleness 0);
+`specialist-ENV` (trained on one environment alone, for as many steps, each as large). All arms of a seed begin with the
+same warm policy, made by copying and demonstrations, take as many steps, and are evaluated on the same held-out tasks.
+At the end two policies are evaluated alone and mixed by turns (cross-policy sampling) and by episodes: pass@k by k.
+
+By default two arms with two seeds; with --full all arms with five. Both may be stopped at any time: the same command
+goes on. Each finished cell is a line of OUT/cells.jsonl, and figures are made of the lines that are there.
+
+A good answer is the one that comes out. Differences count where `gain_low` and `gain_high` have one sign.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_jax.errors import ConfigError
+from benchmarks.figures import json_lines, table
+from benchmarks.learning_cells import ARMS, SPECIALIST, Cells, Launch, Settings, launch
+from benchmarks.learning_figures import NAME, learning_figures
+from launch.command import parse, refuse
+
+_TINY_POLICY = (
+    "--network.width=32",
+    "--network.num-layers=1",
+    "--network.num-heads=2",
+    "--network.num-kv-heads=1",
+    "--network.mlp-width=64",
+    "--warm-up.demonstrations=64",
+    "--warm-up.copy-steps=2",
+    "--warm-up.steps=6",
+    "--warm-up.batch-size=8",
+)
+_TINY_STEPS = (
+    "--rollout.group-size=2",
+    "--rollout.min-groups-per-batch=2",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Ablations of the algorithm, on small policies."""
+
+    json: bool = False
+    """One JSON line per figure instead of a table"""
+    quick: bool = False
+    """One step of a network too small to learn, in a minute: shows that it works"""
+    full: bool = False
+    """All arms, five seeds each: hours"""
+    out: Path | None = None
+    """Folder of the experiment, to go on with (default: runs/learning, with -full or -quick)"""
+
+    def __post_init__(self) -> None:
+        if self.quick and self.full:
+            raise ConfigError("--quick and --full contradict each other: choose one")
+
+    @property
+    def folder(self) -> Path:
+        suffix = "-full" if self.full else "-quick" if self.quick else ""
+        return self.out or Path("runs") / f"learning{suffix}"
+
+    def settings(self) -> Settings:
+        """What all cells share."""
+        if self.quick:
+            return Settings(
+                tasks=("kg",),
+                max_steps=1,
+                eval_every=1,
+                num_tasks=2,
+                samples=1,
+                mixture_samples=2,
+                flags=_TINY_STEPS,
+                warm_flags=_TINY_POLICY,
+            )
+        return Settings(max_steps=150, eval_every=25, num_tasks=128) if self.full else Settings()
+
+    def arms(self, settings: Settings) -> tuple[str, ...]:
+        """Those that are run."""
+        if not self.full:
+            return ("full", "no-task-normalisation")
+        return (*ARMS, *(SPECIALIST + env for env in settings.tasks))
+
+    @property
+    def seeds(self) -> range:
+        return range(5 if self.full else 1 if self.quick else 2)
+
+
+def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int]) -> None:
+    """Finish every cell: seed by seed, so that what is there when it is stopped can be compared."""
+    for seed in seeds:
+        for arm in arms:
+            cells.arm(arm, seed)
+    specialists = [arm for arm in arms if arm.startswith(SPECIALIST)]
+    # Two policies that know different things, as far as there are any.
+    first, second = (specialists if len(specialists) >= 2 else arms)[:2]
+    cells.mixtures(f"{first}-{seeds[0]}", f"{second}-{seeds[0]}")
+
+
+def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:
+    """Finish the experiment and print its figures."""
+    options = parse(Options, arguments, program=f"benchmarks.{NAME}")
+    settings = options.settings()
+    try:
+        cells = Cells(options.folder, settings, run)
+    except ConfigError as error:
+        refuse(error, program=f"benchmarks.{NAME}")
+    run_all(cells, options.arms(settings), options.seeds)
+    found = list(learning_figures(list(cells.finished.values())))
+    print("\n".join(json_lines(found)) if options.json else table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""The plots of docs/plots/, drawn from kept figures."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
+
+from benchmarks.report_results import Kept, Results
+
+_SIZE = (9.0, 3.6)
+
+
+def plot_names(results: Results) -> list[str]:
+    """The plots that these results give."""
+    return [name for name in _PLOTS if name in results]
+
+
+def draw_plots(results: Results, folder: Path) -> list[Path]:
+    """Draw them all; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [draw(name, results[name], folder / f"{name}.png") for name in plot_names(results)]
+
+
+def draw(name: str, kept: Kept, path: Path) -> Path:
+    """Draw one of them into `path`, and return it."""
+    picture = Picture(figsize=_SIZE, layout="constrained")
+    FigureCanvasAgg(picture)
+    left, right = picture.subplots(1, 2)
+    _PLOTS[name](left, right, kept)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    picture.savefig(path, dpi=110, metadata={"Software": None})
+    return path
+
+
+def numbered(kept: Kept, case: str, metric: str) -> dict[float, float]:
+    """Values of a metric by the number at `(…)` in the name of the case, in rising order."""
+    pattern = re.compile(case)
+    found = {}
+    for figure in kept.figures:
+        match = pattern.fullmatch(figure.case)
+        if match and figure.metric == metric:
+            found[float(match[1])] = figure.value
+    return dict(sorted(found.items()))
+
+
+def _line(axes: Axes, values: Mapping[float, float], label: str, style: str = "o-") -> None:
+    if values:
+        axes.plot(list(values), list(values.values()), style, label=label)
+
+
+def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
+    for metric, label, style in (
+        ("bound_tokens_per_s", "no scheduler beats", "k:"),
+        ("tokens_per_s", "asynchronous", "o-"),
+        ("sync_tokens_per_s", "synchronous, colocated", "s-"),
+        ("published_sync_tokens_per_s", "synchronous, published", "x--"),
+    ):
+        _line(left, numbered(kept, r"gpus=(\d+) best", metric), label, style)
+    left.set(xlabel="GPUs", ylabel="tokens/s", title="14B on WebShop, simulated", xscale="log", yscale="log")
+    case = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+"
+    _line(right, numbered(kept, case, "over_colocated"), "asynchronous over synchronous")
+    _line(right, numbered(kept, case, "fraction_of_bound"), "share of the bound", "s-")
+    right.axhspan(1.9, 2.1, alpha=0.15, label="published ratios")
+    right.set(xlabel="sigma of latencies and turns", ylim=(0, None), title="by the tail")
+
+
+def _scale(left: Axes, right: Axes, kept: Kept) -> None:
+    case = r"gpus=(\d+)"
+    _line(left, numbered(kept, case, "bound_tokens_per_s"), "no scheduler beats", "k:")
+    _line(left, numbered(kept, case, "tokens_per_s"), "simulated")
+    left.set(xlabel="GPUs", ylabel="tokens/s", xscale="log", yscale="log", title="throughput")
+    for metric, label, style in (
+        ("fraction_of_bound", "share of the bound", "o-"),
+        ("learner_busy_frac", "learner busy", "s-"),
+        ("engine_busy_frac", "engines busy", "^-"),
+        ("controller_core_frac", "one core by the controller", "x--"),
+    ):
+        _line(right, numbered(kept, case, metric), label, style)
+    right.set(xlabel="GPUs", xscale="log", ylim=(0, None), title="what it bends on")
+
+
+def _learning(left: Axes, right: Axes, kept: Kept) -> None:
+    arms = list(dict.fromkeys(f.case.partition(" step=")[0] for f in kept.figures if " step=" in f.case))
+    for arm in arms:
+        _line(left, numbered(kept, re.escape(arm) + r" step=(\d+)", "success"), arm, "o-")
+    left.set(xlabel="step", ylabel="mean success", ylim=(-0.02, 1.02), title="learning curves")
+    mixtures = list(dict.fromkeys(f.case.partition(" k=")[0] for f in kept.figures if " k=" in f.case))
+    for mixture in mixtures:
+        _line(right, numbered(kept, re.escape(mixture) + r" k=(\d+)", "pass_at_k"), mixture, "o-")
+    right.set(xlabel="k", ylabel="pass@k", ylim=(-0.02, 1.02), title="several policies at one episode")
+
+
+_PLOTS: Mapping[str, Callable[[Axes, Axes, Kept], None]] = {
+    "async_vs_sync": _async_vs_sync,
+    "scale": _scale,
+    "learning": _learning,
+}

@@ -1,0 +1,153 @@
+"""Which figures the README shows: one row each, with what it was hoped to be and the command that measures it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Scale = Literal["plain", "percent", "times"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A figure by its names. bar: what it should be, as text; "" where nothing was asked."""
+
+    what: str
+    benchmark: str
+    case: str
+    metric: str
+    scale: Scale = "plain"
+    bar: str = ""
+
+
+_BOUND = "share of what no scheduler could beat, simulated 14B on WebShop, {} GPUs"
+_RATIO = "asynchronous over synchronous (all GPUs generate, then all train), {} GPUs"
+_PUBLISHED: Mapping[int, str] = {16: "1.9", 32: "2.1", 64: "1.9"}
+
+ROWS: tuple[Row, ...] = (
+    *(
+        row
+        for gpus, published in _PUBLISHED.items()
+        for row in (
+            Row(
+                what=_RATIO.format(gpus),
+                benchmark="async_vs_sync",
+                case=f"gpus={gpus} best",
+                metric="over_colocated",
+                scale="times",
+                bar=f"published {published}, aim 2.2",
+            ),
+            Row(
+                what=_BOUND.format(gpus),
+                benchmark="async_vs_sync",
+                case=f"gpus={gpus} best",
+                metric="fraction_of_bound",
+                scale="percent",
+                bar="≥ 90 %",
+            ),
+        )
+    ),
+    Row(
+        what="the same share for real: embedded engine, learner, slow environments, two cores",
+        benchmark="async_vs_sync",
+        case="real kg max_staleness=4",
+        metric="fraction_of_bound",
+        scale="percent",
+        bar="≥ 90 %",
+    ),
+    Row(
+        what="share of that bound at 1,024 simulated GPUs",
+        benchmark="scale",
+        case="gpus=1024",
+        metric="fraction_of_bound",
+        scale="percent",
+    ),
+    Row(
+        what="controller: CPU of a turn with 10,000 live episodes, ms",
+        benchmark="controller",
+        case="10000-episodes",
+        metric="cpu_ms_per_turn",
+        bar="≤ 0.5",
+    ),
+    Row(
+        what="controller over one process per episode, CPU of a turn",
+        benchmark="controller",
+        case="process-per-episode",
+        metric="cpu_ratio",
+        scale="times",
+    ),
+    Row(
+        what="embedded engine over the best of transformers and SGLang on a CPU, 0.6 million weights",
+        benchmark="engine",
+        case="tiny",
+        metric="ratio_to_best_peer",
+        scale="times",
+        bar="≥ 2",
+    ),
+    Row(
+        what="the same, 135 million weights",
+        benchmark="engine",
+        case="135M",
+        metric="ratio_to_best_peer",
+        scale="times",
+        bar="≥ 1",
+    ),
+    Row(
+        what="prompt tokens that the engine need not compute",
+        benchmark="engine",
+        case="savings",
+        metric="prefill_saved_frac",
+        scale="percent",
+        bar="≥ 60 %",
+    ),
+    Row(
+        what="CPU of a learner step over Tunix's, same model and tokens",
+        benchmark="train_step",
+        case="4L-d128-32x512",
+        metric="cpu_s_over_tunix",
+        scale="percent",
+        bar="≤ 65 %",
+    ),
+    Row(
+        what="useful tokens, packed over padded, rows filled to 35 %",
+        benchmark="train_step",
+        case="ragged/packed",
+        metric="over_padded",
+        scale="times",
+        bar="≥ 2.3",
+    ),
+    Row(
+        what="ALFWorld steps of one core, 1/s",
+        benchmark="envs",
+        case="alfworld",
+        metric="steps_per_cpu_s",
+        bar="≥ 2,500",
+    ),
+    Row(
+        what="WebShop steps of one core, 1/s",
+        benchmark="envs",
+        case="webshop",
+        metric="steps_per_cpu_s",
+        bar="≥ 9,000",
+    ),
+    Row(
+        what="pause of a publish, s/GB",
+        benchmark="publish",
+        case="reader/in_place",
+        metric="pause_s_per_gb",
+        bar="≤ 1",
+    ),
+    Row(
+        what="HTTP client: CPU of a request, 2,000 under way, ms",
+        benchmark="http",
+        case="kept",
+        metric="cpu_ms_per_request",
+        bar="≤ 0.4",
+    ),
+    Row(
+        what="rendering at turn 20 of 8,000 tokens, ms",
+        benchmark="rendering",
+        case="reply-20",
+        metric="cpu_ms",
+        bar="≤ 0.5",
+    ),
+)

@@ -1,0 +1,133 @@
+"""Up to how many GPUs and concurrent episodes does asynchronous training scale, where does it bend, and why?
+
+    python -m benchmarks.scale [--json] [--quick] [--plot FILE]
+
+The simulation of benchmarks.async_vs_sync (the real controller over service times, in virtual time) from 16 to 1,024
+GPUs. `gpus=N`: the batch grows with the GPUs, and so do the concurrent episodes, to 20,000. `gpus=N fixed-batch`: the
+batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, and the
+division of the GPUs that of the best bound.
+
+What bends a curve is whatever is not divided among more GPUs:
+
+fixed_frac           of a step: gradient reduction, optimiser and the publish, which take as long on any number of GPUs
+straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster
+controller_core_frac CPU-seconds of this process in a second of the simulated run: where it reaches 1, one core can no
+                     longer keep up. The simulated engines' own work is part of it, so that this is an upper bound
+live_episodes        concurrent at the ends of steps; cpu_ms_per_turn grows with them only if something scans them
+
+A good answer: fraction_of_bound >= 0.90 at every size of growing batches; controller_core_frac < 1; cpu_ms_per_turn the
+same at all sizes.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.async_virtual import fraction_of_bound
+from benchmarks.figures import Figure, json_lines, summarise, table
+from benchmarks.report_plots import draw
+from benchmarks.report_results import Kept
+from benchmarks.service_bound import bounds
+from benchmarks.service_model import ServiceModel, Tail, load
+from benchmarks.service_world import Case, Outcome, colocated, simulate
+from launch.command import parse
+
+NAME = "scale"
+MAX_STALENESS = 4
+FIXED_GPUS = 64
+_SHAPE_GPUS = 16
+"""On so many, one batch is played to see what episodes are like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """growing: numbers of GPUs whose batch grows with them; fixed: those whose batch does not. num_steps: measured."""
+
+    growing: tuple[int, ...]
+    fixed: tuple[int, ...]
+    num_steps: int
+
+
+FULL = Size(growing=(16, 32, 64, 128, 256, 512, 1024), fixed=(64, 128, 256, 512, 1024), num_steps=2)
+QUICK = Size(growing=(16, 64), fixed=(128,), num_steps=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Simulated runs on up to 1,024 GPUs."""
+
+    json: bool = False
+    """One JSON line per figure instead of a table"""
+    quick: bool = False
+    """Three sizes, up to 128 GPUs"""
+    plot: Path | None = None
+    """Also draw the curves into this file"""
+
+
+def measure(model: ServiceModel, tail: Tail, num_gpus: int, num_groups: int, num_steps: int) -> tuple[Outcome, float]:
+    """One run, and the CPU-seconds that it took here."""
+    work = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
+    division = bounds(model, work.scaled(num_groups / work.num_groups), num_gpus)[0]
+    case = Case(
+        num_engines=division.num_engines,
+        num_learner_gpus=division.num_learner_gpus,
+        max_staleness=MAX_STALENESS,
+        num_steps=num_steps,
+        num_groups=num_groups,
+    )
+    begun = time.process_time()
+    outcome = simulate(case, model, tail)
+    return outcome, time.process_time() - begun
+
+
+def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> Iterator[Figure]:
+    """The figures of one run."""
+    steps_of_all = outcome.case.num_warm_up_steps + outcome.case.num_steps
+    turns = steps_of_all * outcome.work.num_turns / outcome.work.num_steps
+    fixed_s = model.learner.fixed_s + model.publish_s
+    values = {
+        "tokens_per_s": ("1/s", outcome.tokens_per_s),
+        "bound_tokens_per_s": ("1/s", bounds(model, outcome.work, outcome.case.num_gpus)[0].tokens_per_s),
+        "fraction_of_bound": ("", fraction_of_bound(model, outcome)),
+        "engine_gpus": ("GPUs", float(outcome.case.num_engines)),
+        "learner_busy_frac": ("", outcome.learner_busy_frac),
+        "engine_busy_frac": ("", outcome.engine_busy_frac),
+        "fixed_frac": ("", fixed_s / outcome.step_s),
+        "straggler_wait_frac": ("", outcome.straggler_wait_frac),
+        "live_episodes": ("", outcome.num_live * model.batch.group_size),
+        "controller_core_frac": ("", cpu_s / outcome.total_s),
+        "cpu_ms_per_turn": ("ms", 1e3 * cpu_s / turns),
+    }
+    for metric, (unit, value) in values.items():
+        yield summarise([value], benchmark=NAME, case=case, metric=metric, unit=unit)
+
+
+def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
+    """A list for each size, as it is found."""
+    tail = model.published_tail
+    for num_gpus in size.growing:
+        outcome, cpu_s = measure(model, tail, num_gpus, model.num_groups(num_gpus), size.num_steps)
+        yield list(figures(f"gpus={num_gpus}", model, outcome, cpu_s))
+    for num_gpus in size.fixed:
+        outcome, cpu_s = measure(model, tail, num_gpus, model.num_groups(FIXED_GPUS), size.num_steps)
+        yield list(figures(f"gpus={num_gpus} fixed-batch", model, outcome, cpu_s))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures."""
+    options = parse(Options, arguments, program=f"benchmarks.{NAME}")
+    found: list[Figure] = []
+    for part in scale_figures(load(), QUICK if options.quick else FULL):
+        found += part
+        if options.json:
+            print("\n".join(json_lines(part)), flush=True)
+    if not options.json:
+        print(table(found))
+    if options.plot is not None:
+        draw(NAME, Kept(figures=tuple(found), commit="", machine=""), options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,393 @@
+"""One simulated training run: the real loop, ledger, permits, places, pool and episodes over service times.
+
+Real: everything in agentrl_jax/controller and agentrl_jax/engines/pool.py. Modelled (service_model.py): how long
+engines, learner, publishes and environments take. A turn is an event, a token is not.
+
+`split`: engines run on some GPUs, the learner on the others. `colocated`: both on all of them, which only
+max_staleness 0 allows, where nothing is sampled while a step is taken.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from statistics import fmean
+
+import numpy as np
+import trio
+
+from agentrl_jax.controller.config import RolloutConfig
+from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup
+from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.loop import train_loop
+from agentrl_jax.controller.ports import RunOneGroup, StepOutcome, StepRecord
+from agentrl_jax.controller.sessions import SessionFactory, WithoutQueue
+from agentrl_jax.controller.slots import GroupSlots
+from agentrl_jax.controller.tasks import TaskSampler
+from agentrl_jax.engines.pool import EnginePool, PoolConfig
+from agentrl_jax.env import Action, Message, StepResult, Tool
+from agentrl_jax.errors import ConfigError
+from agentrl_jax.rendering.protocol import Stream
+from agentrl_jax.rendering.streams import AppendedStream
+from agentrl_jax.seeding import derive_seed
+from agentrl_jax.testing.envs import ScriptedFamily
+from agentrl_jax.testing.latency import StepLatency
+from agentrl_jax.testing.virtual import run_virtual
+from agentrl_jax.types import EpisodeEnd, Group, Ids, Task, as_ids
+from benchmarks.service_engine import ServiceEngine
+from benchmarks.service_model import ServiceModel, Tail
+
+_ENV = "webshop"
+_CONTEXT = as_ids(np.ones(8192, np.int32))
+_NUM_TASKS = 1 << 15
+_NO_DEADLINE_S = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
+
+    num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
+    num_places: groups that run at a time; None: as many as the caches hold.
+    """
+
+    num_engines: int
+    num_learner_gpus: int
+    max_staleness: int
+    num_steps: int = 8
+    is_colocated: bool = False
+    num_groups: int | None = None
+    num_places: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.is_colocated and (self.max_staleness or self.num_engines != self.num_learner_gpus):
+            raise ConfigError("a colocated run has max_staleness 0, and engines and learner on the same GPUs")
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_engines if self.is_colocated else self.num_engines + self.num_learner_gpus
+
+    @property
+    def num_warm_up_steps(self) -> int:
+        """All that was admitted at once at the start is consumed by then, and what was admitted after it is not."""
+        return self.max_staleness + 1 if self.max_staleness else 0
+
+
+def colocated(num_gpus: int, *, num_steps: int = 8) -> Case:
+    """The stronger synchronous baseline."""
+    return Case(
+        num_engines=num_gpus, num_learner_gpus=num_gpus, max_staleness=0, num_steps=num_steps, is_colocated=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the measured batches asked for, whoever did it and when.
+
+    num_turns, num_tokens: of the episodes. sampled_tokens: of them. new_tokens: the others, to be prefilled once at
+    least. context_tokens: summed over sampled tokens, how many tokens stood before them.
+    """
+
+    num_steps: int
+    num_groups: int
+    num_turns: int
+    num_tokens: float
+    sampled_tokens: float
+    new_tokens: float
+    context_tokens: float
+
+    def scaled(self, factor: float) -> "Work":
+        """As much of everything in every step."""
+        return Work(
+            num_steps=self.num_steps,
+            num_groups=round(factor * self.num_groups),
+            num_turns=round(factor * self.num_turns),
+            num_tokens=factor * self.num_tokens,
+            sampled_tokens=factor * self.sampled_tokens,
+            new_tokens=factor * self.new_tokens,
+            context_tokens=factor * self.context_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The measured steps of one run.
+
+    seconds: virtual; total_s: of the whole run. Busy shares: of the learner's GPUs (publishes included), and of the
+    engines. num_live: running groups, mean over the ends of steps. straggler_wait_frac: of the time.
+    group_s: mean time of a group.
+    """
+
+    case: Case
+    work: Work
+    seconds: float
+    total_s: float
+    learner_busy_frac: float
+    engine_busy_frac: float
+    num_live: float
+    straggler_wait_frac: float
+    age_max: int
+    lag_max: int
+    group_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.work.num_tokens / self.seconds
+
+    @property
+    def groups_per_s(self) -> float:
+        return self.work.num_groups / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.work.num_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """ended_s, and the busy seconds so far; the rest is of this step alone."""
+
+    ended_s: float
+    learner_busy_s: float
+    engine_busy_s: float
+    work: Work
+    num_live: int
+    straggler_wait_s: float
+    age_max: int
+    lag_max: int
+    group_s: float
+
+
+def work_of(groups: Iterable[Group]) -> Work:
+    """What one batch asked for."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    sampled = context = num_tokens = 0
+    for trajectory in trajectories:
+        stood = 0
+        for turn in trajectory.turns:
+            num = len(turn.completion.ids)
+            stood += len(turn.context_ids)
+            context += num * stood + num * (num - 1) // 2
+            stood, sampled = stood + num, sampled + num
+        num_tokens += stood
+    return Work(
+        num_steps=1,
+        num_groups=len({trajectory.group_id for trajectory in trajectories}),
+        num_turns=sum(len(trajectory.turns) for trajectory in trajectories),
+        num_tokens=num_tokens,
+        sampled_tokens=sampled,
+        new_tokens=num_tokens - sampled,
+        context_tokens=context,
+    )
+
+
+def _oldest_version(group: Group) -> int:
+    return min(span.version for t in group.trajectories for turn in t.turns for span in turn.completion.version_spans)
+
+
+class _Renderer:
+    """Implements `rendering.Renderer`: a message's content is its number of ids."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (1,)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        return _CONTEXT[: sum(int(message.content) for message in messages)]
+
+    def reply(self, messages: Sequence[Message], *, after: int | None = None) -> Ids:
+        return self.prompt(messages, ())
+
+    def stream(self, tools: Sequence[Tool]) -> Stream:
+        return AppendedStream(self, tools)
+
+    def parse(self, ids: Ids) -> Action:
+        return _SAID
+
+
+_SAID = Action(content="")
+
+
+class _Session(WithoutQueue):
+    """Implements `controller.sessions.Session`: as many turns as its task and instance take, each after its time."""
+
+    def __init__(self, task: Task, instance: int, model: ServiceModel, latency: StepLatency) -> None:
+        self._task, self._instance, self._model, self._latency = task, instance, model, latency
+        self._seed = derive_seed("episode", task.key, instance)
+        self._num_turns = model.episode.num_turns(self._seed)
+        self._num_done = 0
+
+    async def start(self) -> tuple[Message, ...]:
+        await self._take_time()
+        return (Message(role="user", content=str(self._model.episode.prompt_tokens)),)
+
+    async def interact(self, action: Action) -> StepResult:
+        self._num_done += 1
+        await self._take_time()
+        is_last = self._num_done >= self._num_turns
+        return StepResult(
+            messages=(Message(role="user", content=str(self._model.episode.reply_tokens)),),
+            reward=float(is_last and self._instance % 2),
+            end=EpisodeEnd.COMPLETED if is_last else None,
+        )
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def _take_time(self) -> None:
+        await trio.sleep(self._latency.seconds(self._task, self._instance, self._num_done))
+
+
+def _sessions(model: ServiceModel, tail: Tail) -> SessionFactory:
+    episode = model.episode
+    latency = StepLatency(
+        median_s=tail.latency_median_s,
+        sigma=tail.sigma,
+        least_s=min(episode.least_latency_s, tail.latency_median_s),
+        most_s=episode.most_latency_s,
+    )
+    counts: dict[int, int] = {}
+
+    def make(task: Task) -> _Session:
+        instance = counts[task.index] = counts.get(task.index, -1) + 1
+        return _Session(task, instance, model, latency)
+
+    return make
+
+
+class World:
+    """The parts of one run, and what they have done."""
+
+    def __init__(self, case: Case, model: ServiceModel, tail: Tail) -> None:
+        self.case, self.model, self.tail = case, model, tail
+        self.engines = [ServiceEngine(f"engine-{number}", model, tail.sigma) for number in range(case.num_engines)]
+        self.pool = EnginePool(self.engines, [], PoolConfig(lagging_prob=0.0), case.seed)
+        self.num_groups = case.num_groups or model.num_groups(case.num_gpus)
+        self.learner_busy_s = 0.0
+        self.steps: list[_Step] = []
+
+    async def step(self, groups: tuple[Group, ...], version: int) -> StepOutcome:
+        """Implements `controller.ports.LearnerPort`."""
+        num_tokens = sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
+        seconds = self.model.step_s(num_tokens, self.case.num_learner_gpus)
+        await trio.sleep(seconds)
+        self.learner_busy_s += seconds
+        return StepOutcome(is_finite=True, is_applied=True, metrics={})
+
+    async def publish(self, version: int) -> None:
+        begun = trio.current_time()
+        await self.pool.publish(None, version)
+        self.learner_busy_s += trio.current_time() - begun
+
+    async def on_step(self, record: StepRecord) -> None:
+        """Implements `controller.ports.OnStep`. Groups are counted and forgotten: they are large."""
+        await trio.lowlevel.checkpoint()
+        self.steps.append(
+            _Step(
+                ended_s=trio.current_time(),
+                learner_busy_s=self.learner_busy_s,
+                engine_busy_s=fmean(engine.busy_s for engine in self.engines),
+                work=work_of(record.groups),
+                num_live=record.ledger.num_live,
+                straggler_wait_s=sum(record.timings.straggler_wait_s.values()),
+                age_max=max(record.ages),
+                lag_max=record.version - min(map(_oldest_version, record.groups)),
+                group_s=fmean(max(t.wall_s for t in group.trajectories) for group in record.groups),
+            )
+        )
+
+    async def run(self) -> None:
+        """Take all steps."""
+        config = RolloutConfig(
+            group_size=self.model.batch.group_size,
+            min_groups_per_batch=self.num_groups,
+            max_groups_per_batch=self.num_groups,
+            max_staleness=self.case.max_staleness,
+        )
+        sampler = TaskSampler([ScriptedFamily(name=_ENV, size=_NUM_TASKS)], {_ENV: 1.0}, self.case.seed)
+        slots = GroupSlots(self._num_places(), sampler.concurrency_shares)
+        run_one_group = self._group_runner(slots)
+        async with trio.open_nursery() as nursery:
+            for engine in self.engines:
+                nursery.start_soon(engine.run)
+            await train_loop(
+                sampler=sampler,
+                config=config,
+                run_one_group=run_one_group,
+                learner=self,
+                publish=self.publish,
+                max_steps=self.case.num_warm_up_steps + self.case.num_steps,
+                on_step=self.on_step,
+            )
+            nursery.cancel_scope.cancel()
+
+    def _num_places(self) -> int:
+        fitting = self.case.num_engines * self.model.sessions_per_engine // self.model.batch.group_size
+        return max(1, self.case.num_places or fitting)
+
+    def _group_runner(self, slots: GroupSlots) -> RunOneGroup:
+        episode = self.model.episode
+        setup = EpisodeSetup(
+            sessions=_sessions(self.model, self.tail),
+            tools=(),
+            renderer=_Renderer(),
+            choose_engine=self.pool,
+            config=EpisodeConfig(
+                max_turns=episode.max_turns,
+                max_new_tokens=episode.max_new_tokens,
+                max_context_tokens=episode.max_context_tokens,
+                wall_budget_s=_NO_DEADLINE_S,
+                env_deadline_s=_NO_DEADLINE_S,
+                reset_deadline_s=_NO_DEADLINE_S,
+                engine_deadline_s=_NO_DEADLINE_S,
+            ),
+            run_seed=self.case.seed,
+        )
+
+        async def run_one_group(admitted: AdmittedGroup) -> Group:
+            async with slots.place(_ENV):
+                return await run_group(admitted, group_size=self.model.batch.group_size, setup=setup)
+
+        return run_one_group
+
+    def outcome(self) -> Outcome:
+        """What the measured steps came to; after `run`."""
+        num_left_out = self.case.num_warm_up_steps
+        measured, last = self.steps[num_left_out:], self.steps[-1]
+        before = self.steps[num_left_out - 1] if num_left_out else None
+        seconds = last.ended_s - (before.ended_s if before else 0.0)
+        learner_s = last.learner_busy_s - (before.learner_busy_s if before else 0.0)
+        engine_s = last.engine_busy_s - (before.engine_busy_s if before else 0.0)
+        return Outcome(
+            case=self.case,
+            work=_total(step.work for step in measured),
+            seconds=seconds,
+            total_s=last.ended_s,
+            learner_busy_frac=learner_s / seconds,
+            engine_busy_frac=engine_s / seconds,
+            num_live=fmean(step.num_live for step in measured),
+            straggler_wait_frac=sum(step.straggler_wait_s for step in measured) / seconds,
+            age_max=max(step.age_max for step in self.steps),
+            lag_max=max(step.lag_max for step in self.steps),
+            group_s=fmean(step.group_s for step in measured),
+        )
+
+
+def _total(works: Iterable[Work]) -> Work:
+    parts = [astuple(work) for work in works]
+    return Work(**dict(zip((field.name for field in fields(Work)), map(sum, zip(*parts, strict=True)), strict=True)))
+
+
+def simulate(case: Case, model: ServiceModel, tail: Tail) -> Outcome:
+    """One run in virtual time. Raises RuntimeError if a group or a token was older than its bound."""
+    worlds: list[World] = []
+
+    async def run() -> None:
+        worlds.append(World(case, model, tail))
+        await worlds[0].run()
+
+    run_virtual(run)
+    outcome = worlds[0].outcome()
+    oldest = max(outcome.age_max, outcome.lag_max)
+    if oldest > case.max_staleness:
+        raise RuntimeError(f"max_staleness {case.max_staleness} was broken: something was {oldest} versions old")
+    return outcome

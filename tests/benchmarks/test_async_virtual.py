@@ -1,0 +1,172 @@
+"""The published set-up in virtual time: asynchrony pays, near its bound and never beyond it, nor beyond its ages."""
+
+import json
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from benchmarks import async_virtual
+from benchmarks.async_virtual import Repeat, Size, divide, fraction_of_bound, on, size_figures
+from benchmarks.async_vs_sync import main
+from benchmarks.scale import main as scale
+from benchmarks.service_bound import bounds
+from benchmarks.service_calibration import calibrate, sync_tokens_per_s, table
+from benchmarks.service_model import Tail, load
+from benchmarks.service_world import Case, Outcome, Work, colocated, simulate, work_of
+
+FIELDS = {"benchmark", "case", "metric", "value", "unit", "min", "max", "repeats", "commit", "machine", "versions"}
+MODEL = load()
+TAIL = MODEL.published_tail
+SMALL = replace(MODEL, batch=replace(MODEL.batch, episodes_per_gpu=8))
+"""Half the episodes of the published batch, for tests."""
+
+
+@pytest.fixture(scope="module")
+def sync() -> Outcome:
+    return simulate(colocated(8, num_steps=2), SMALL, TAIL)
+
+
+@pytest.fixture(scope="module")
+def asynchronous(sync: Outcome) -> Outcome:
+    division = bounds(SMALL, sync.work, 8)[0]
+    return simulate(on(division, 4, num_steps=3), SMALL, TAIL)
+
+
+def test_asynchrony_pays_and_no_run_is_faster_than_its_bound(sync: Outcome, asynchronous: Outcome) -> None:
+    assert asynchronous.tokens_per_s > 1.5 * sync.tokens_per_s
+    assert 0.7 < fraction_of_bound(SMALL, asynchronous) <= 1.0
+    assert fraction_of_bound(SMALL, sync) < 0.6
+
+
+def test_a_synchronous_run_generates_and_trains_by_turns(sync: Outcome) -> None:
+    assert (sync.age_max, sync.lag_max) == (0, 0)
+    assert sync.learner_busy_frac + sync.engine_busy_frac < 1.0 + SMALL.publish_s / sync.step_s
+    assert sync.num_live == 0  # nothing runs when a step has ended
+
+
+def test_ages_reach_their_bound_and_not_more(asynchronous: Outcome) -> None:
+    assert 1 <= asynchronous.age_max <= 4
+    assert asynchronous.lag_max <= asynchronous.age_max
+
+
+def test_the_same_seed_gives_the_same_work(sync: Outcome) -> None:
+    again = simulate(colocated(8, num_steps=2), SMALL, TAIL)
+    assert again.work.num_tokens == pytest.approx(sync.work.num_tokens, rel=0.05)
+    assert again.work.num_turns == sync.work.num_turns
+
+
+def test_work_counts_what_each_token_had_before_it() -> None:
+    case = colocated(8, num_steps=1)
+    work = simulate(case, SMALL, TAIL).work
+    assert work.num_groups == 8
+    assert work.new_tokens == work.num_tokens - work.sampled_tokens
+    # every sampled token stands behind the prompt at least, and behind the longest context at most
+    assert 350 * work.sampled_tokens < work.context_tokens < 8192 * work.sampled_tokens
+    assert work_of([]) == Work(
+        num_steps=1, num_groups=0, num_turns=0, num_tokens=0, sampled_tokens=0, new_tokens=0, context_tokens=0
+    )
+    assert work.scaled(2.0).context_tokens == 2 * work.context_tokens
+
+
+def test_calibration_finds_the_latency_that_makes_the_published_throughput() -> None:
+    gpus = (4, 8)
+    small = replace(SMALL, published=replace(MODEL.published, gpus=gpus, sync_tokens_per_s=(2000.0, 4000.0)))
+    tail = calibrate(small, 0.5, steps=(1, 1), tolerance=0.05)
+    assert tail.sync_tokens_per_s[0] == pytest.approx(2000.0, rel=0.05)
+    assert tail.sync_tokens_per_s[1] == pytest.approx(sync_tokens_per_s(small, tail, 8, 1), abs=1.0)
+    assert f"latency_median_s = {tail.latency_median_s}" in table(tail)
+
+
+def test_the_committed_tails_cover_the_sensitivity_table() -> None:
+    assert [tail.sigma for tail in MODEL.tails] == [0.3, 0.5, 0.7, 1.0, 1.3, 1.5]
+    for tail in MODEL.tails:
+        assert tail.sync_tokens_per_s[0] == pytest.approx(9000.0, rel=0.015)
+
+
+def outcome(tokens_per_s: float, max_staleness: int, **more: float) -> Outcome:
+    work = Work(
+        num_steps=1,
+        num_groups=2,
+        num_turns=10,
+        num_tokens=1e6,
+        sampled_tokens=2e5,
+        new_tokens=8e5,
+        context_tokens=4e8,
+    )
+    case = Case(num_engines=4, num_learner_gpus=12, max_staleness=max_staleness)
+    found = Outcome(
+        case=case,
+        work=work,
+        seconds=1e6 / tokens_per_s,
+        total_s=1.0,
+        learner_busy_frac=0.5,
+        engine_busy_frac=0.5,
+        num_live=1.0,
+        straggler_wait_frac=0.0,
+        age_max=0,
+        lag_max=0,
+        group_s=1.0,
+    )
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def test_figures_by_hand() -> None:
+    repeats = [
+        Repeat(baseline=outcome(base, 0), runs={0: outcome(8_000.0, 0), 4: outcome(fast, 4)})
+        for base, fast in ((10_000.0, 20_000.0), (10_000.0, 24_000.0), (12_000.0, 21_600.0))
+    ]
+    division = bounds(MODEL, repeats[0].baseline.work, 16)[0]
+    found = {(figure.case, figure.metric): figure for figure in size_figures(MODEL, division, repeats)}
+    assert found["gpus=16 best", "max_staleness"].value == 4
+    assert found["gpus=16 best", "over_colocated"] == replace(
+        found["gpus=16 best", "over_colocated"], value=2.0, min=1.8, max=2.4, repeats=3
+    )
+    assert found["gpus=16 max_staleness=4", "over_same_division"].value == pytest.approx(2.7)
+    limit = bounds(MODEL, repeats[0].baseline.work, 16)[0].tokens_per_s
+    assert found["gpus=16 best", "fraction_of_bound"].value == pytest.approx(21_600 / limit)
+    assert found["gpus=16 best", "bound_over_colocated"].value == pytest.approx(median([limit / 1e4, limit / 1e4]))
+    assert found["gpus=16 best", "published_ratio"].value == 1.9
+
+
+def test_the_division_is_searched_for_among_the_best_bounds(monkeypatch: pytest.MonkeyPatch, sync: Outcome) -> None:
+    first, second, third = bounds(SMALL, sync.work, 8)[:3]
+    speeds = {first.num_engines: 1.0, second.num_engines: 3.0, third.num_engines: 2.0}
+
+    def fake(case: Case, model: object, tail: Tail) -> Outcome:
+        return sync if case.is_colocated else replace(sync, case=case, seconds=1 / speeds[case.num_engines])
+
+    monkeypatch.setattr(async_virtual, "simulate", fake)
+    size = Size(gpus=(8,), sigmas=(), num_steps=1, repeats=1, num_divisions=3)
+    assert divide(SMALL, TAIL, 8, size).num_engines == second.num_engines
+    assert divide(SMALL, TAIL, 8, replace(size, num_divisions=1)).num_engines == first.num_engines
+
+
+@pytest.mark.parametrize(
+    "flags", [["--mode=virtual", "--model=."], ["--mode=real", "--model=/no/such/folder"], ["--mode=imagined"]]
+)
+def test_wrong_settings_are_refused_before_anything_runs(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(flags)
+    assert exit_.value.code == 2
+
+
+@pytest.mark.slow
+def test_the_published_size_comes_close_to_its_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--quick", "--mode=virtual"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(set(line) == FIELDS for line in lines)
+    found = {(line["case"], line["metric"]): line["value"] for line in lines}
+    assert found["gpus=16 best", "fraction_of_bound"] >= 0.85
+    assert found["gpus=16 best", "over_colocated"] > 1.9
+    assert found["gpus=16 colocated", "tokens_per_s"] == pytest.approx(9000.0, rel=0.1)
+
+
+@pytest.mark.slow
+def test_scale_says_what_it_bends_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale(["--json", "--quick"]) == 0
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = {(line["case"], line["metric"]): line["value"] for line in figures}
+    assert found["gpus=64", "tokens_per_s"] > 3 * found["gpus=16", "tokens_per_s"]
+    assert found["gpus=128 fixed-batch", "fixed_frac"] > found["gpus=64", "fixed_frac"]
+    assert all(0 < found[case, "fraction_of_bound"] <= 1 for case, metric in found if metric == "fraction_of_bound")
