@@ -12,6 +12,7 @@ from agentrl_jax.models.export import export_bytes
 from agentrl_jax.models.params import num_params
 from agentrl_jax.packing import PACKED_FIELDS
 from agentrl_jax.saved_config import flattened
+from launch.estimates import device_kind
 from launch.plan import Machine, RunPlan, kinds_by_memory, make_plan
 from launch.recipes import Recipe
 from launch.remote import is_remote
@@ -61,6 +62,8 @@ def _settings(config: TrainConfig, recipe: Recipe) -> Iterator[str]:
         yield f"{'*' if is_changed else ' '} {name:<36} {value}"
 
 
+_REMEDIES = "a larger --mesh, --lora.rank, fewer --rows-per-device or --engine.num-slots, or --engines elsewhere help"
+
 _NOT_SHOWN = ("dry_run", "episode.max_turns", "episode.queue_deadline_s")
 """What is no setting of a run, or is another for each environment."""
 
@@ -83,14 +86,15 @@ def _model(plan: RunPlan) -> Iterator[str]:
 
 
 def _memory(plan: RunPlan, machine: Machine) -> Iterator[str]:
-    mesh, kind = plan.mesh, "float32" if plan.is_cpu else "bfloat16"
-    yield f"each of the learner's {mesh.num_devices} devices ({plan.config.mesh}), computing in {kind}, in GB:"
+    kind = "float32" if plan.itemsize(plan.config.learner.compute_dtype) == 4 else "bfloat16"
+    phase = "in the update" if plan.step.updating > plan.step.adding else "while gradients are added up"
+    yield f"each of the learner's {_count(plan.mesh.num_devices, 'device')}, computing in {kind}, {phase}, in GB:"
     yield from _parts(plan.learner)
     if plan.engines:
         where = "the first of them besides" if plan.engines_share_devices else "each of the engines' devices"
         yield f"{where}, in GB:"
         yield from _parts(plan.engines)
-        yield f"  {'the fullest device':<22} {plan.most_on_a_device / _GB:8.3g}"
+        yield f"the fullest device: {plan.most_on_a_device / _GB:.3g} GB"
     else:
         model = plan.model.config
         weights, keys = export_bytes(model, dtype="bfloat16"), _key_bytes(plan) * plan.config.engine.num_slots
@@ -104,8 +108,12 @@ def _memory(plan: RunPlan, machine: Machine) -> Iterator[str]:
 def _parts(parts: Mapping[str, int]) -> Iterator[str]:
     for name, size in parts.items():
         if size:
-            yield f"  {name:<22} {size / _GB:8.3g}"
-    yield f"  {'in all':<22} {sum(parts.values()) / _GB:8.3g}"
+            yield f"  {name:<24}{size / _GB:8.3g}"
+    yield f"  {'in all':<24}{sum(parts.values()) / _GB:8.3g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _key_bytes(plan: RunPlan) -> int:
@@ -124,7 +132,10 @@ def _verdict(plan: RunPlan, machine: Machine) -> Iterator[str]:
     yield f"fits {', '.join(fitting) or 'none of the devices that we know'}, by {share}"
     too_small = [name for name in names if name not in fitting]
     if too_small:
-        yield f"WARNING: does not fit {', '.join(too_small)}: take a larger --mesh, or fewer --engine.num-slots"
+        yield f"WARNING: does not fit {', '.join(too_small)}: {_REMEDIES}"
+    own = device_kind(machine.kind)
+    if own is not None and plan.most_on_a_device > plan.usable_share * own.memory:
+        yield f"WARNING: does not fit this machine's {machine.kind}"
     if not machine.is_cpu and machine.num_devices < plan.mesh.num_devices:
         yield f"WARNING: this machine has {machine.num_devices} {machine.kind}, the mesh needs {plan.mesh.num_devices}"
     if machine.is_cpu:

@@ -39,18 +39,32 @@ DEVICES = {
 
 
 class StepBytes(NamedTuple):
-    """Bytes on each device at the peak of a step."""
+    """Bytes on each device in the two phases of a step: adding up gradients, and the update."""
 
     params: int  # what is trained, in float32, and under adapters what is not
-    optimizer: int  # both moments, in float32
-    gradients: int  # the sums, and those of one micro-batch, in float32
     reference: int  # the frozen policy of a KL term
+    gradients: int  # the sums, in float32
+    moments: int  # both of the optimiser, in float32
+    resting_moments: int  # what of them is there while gradients are added up
+    micro_batch: int  # its own gradients, in float32
     activations: int  # each layer's input, what one layer keeps while its gradient is computed, and gathered weights
     logits: int  # one chunk's: logits, probabilities and their gradient
+    new: int  # scaled gradients, and params and moments before they take the place of the old ones
 
     @property
-    def total(self) -> int:
-        return sum(self)
+    def adding(self) -> int:
+        """While gradients are added up."""
+        resting = self.params + self.reference + self.gradients + self.resting_moments
+        return resting + self.micro_batch + self.activations + self.logits
+
+    @property
+    def updating(self) -> int:
+        """In the update."""
+        return self.params + self.reference + self.gradients + self.moments + self.new
+
+    @property
+    def peak(self) -> int:
+        return max(self.adding, self.updating)
 
 
 class EngineBytes(NamedTuple):
@@ -106,8 +120,10 @@ def step_bytes(
     """Return what a step needs on each device of `mesh`.
 
     rows: of a micro-batch, on this device. itemsize: of the compute dtype. lora: train adapters, over params that are
-    in the compute dtype. offload: the moments are in the host's memory between updates, of which one is done after the
-    last micro-batch.
+    in the compute dtype. offload: the moments are in the host's memory but for the update.
+
+    Attention is taken to keep nothing but its inputs and its output, as the kernels for GPUs do. The update's bytes are
+    those that XLA plans on a CPU.
     """
     whole = held_numbers(model, mesh)
     trained = whole if lora is None or not lora.is_on else _held(adapter_specs(model, lora), mesh)
@@ -119,11 +135,14 @@ def step_bytes(
     gathered = 2 * itemsize * model.vocab_size * model.width // tensor
     return StepBytes(
         params=4 * trained + frozen,
-        optimizer=0 if offload else 8 * trained,
-        gradients=8 * trained,
         reference=itemsize * whole if has_reference and not frozen else 0,
+        gradients=4 * trained,
+        moments=8 * trained,
+        resting_moments=0 if offload else 8 * trained,
+        micro_batch=4 * trained,
         activations=inputs + kept * (1 if remat else model.num_layers) + gathered,
         logits=3 * 4 * rows * min(logprob_chunk, row_tokens) * model.vocab_size // tensor,
+        new=12 * trained,
     )
 
 

@@ -66,7 +66,7 @@ class _Sizes:
         )
 
     def peak(self, model: ModelConfig) -> int:
-        return self.estimate(model).total
+        return self.estimate(model).peak
 
     @property
     def scale(self) -> str:
@@ -113,7 +113,7 @@ def _speed(machine: Machine, sizes: _Sizes, packed: PackedBatch, step_s: float) 
 
 def _memory(machine: Machine, estimate: StepBytes, planned: int) -> Line:
     parts = ", ".join(f"{name} {size / _GIGA:.3g}" for name, size in estimate._asdict().items())
-    text = f"GB per device: {estimate.total / _GIGA:.3g} estimated ({parts}), {planned / _GIGA:.3g} planned by XLA"
+    text = f"GB per device: {estimate.peak / _GIGA:.3g} estimated ({parts}), {planned / _GIGA:.3g} planned by XLA"
     used = (machine.device.memory_stats() or {}).get("peak_bytes_in_use")
     if used is None:
         return Line("ok", "memory", f"{text}; what was used is not known on {machine.device.device_kind}")

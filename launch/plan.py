@@ -14,7 +14,7 @@ from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.load import inspect_pretrained
 from agentrl_jax.models.params import num_params
 from agentrl_jax.sharding import MeshShape, parse_mesh
-from launch.estimates import DEVICES, engine_bytes, held_numbers, step_bytes, step_flops
+from launch.estimates import DEVICES, StepBytes, engine_bytes, held_numbers, step_bytes, step_flops
 from launch.recipes import Recipe
 
 MOST_CONTEXT_UNASKED = 1024
@@ -76,10 +76,10 @@ class RunPlan:
         return self.config.packing.rows_per_micro_batch // self.mesh.num_row_shards
 
     @cached_property
-    def learner(self) -> dict[str, int]:
-        """Bytes on each device of the mesh, by what they hold."""
+    def step(self) -> StepBytes:
+        """Of the learner."""
         config, model = self.config, self.model.config
-        step = step_bytes(
+        return step_bytes(
             model,
             mesh=self.mesh,
             rows=self.rows_per_device,
@@ -91,9 +91,27 @@ class RunPlan:
             has_reference=config.loss.needs_reference,
             offload=config.learner.offload_optimizer,
         )
-        whole = 4 * held_numbers(model, self.mesh)
-        extra = {"merged": whole if config.lora.is_on else 0, "lagging copy": whole if config.pool.has_lagging else 0}
-        return step._asdict() | extra
+
+    @property
+    def learner(self) -> dict[str, int]:
+        """Bytes on each device of the mesh in the phase of a step that needs most, by what they hold."""
+        config, step = self.config, self.step
+        whole = 4 * held_numbers(self.model.config, self.mesh)
+        always = {
+            "params": step.params,
+            "reference": step.reference,
+            "lagging policy": whole if config.pool.has_lagging else 0,
+            "params, merged": whole if config.lora.is_on else 0,
+            "gradients": step.gradients,
+        }
+        if step.updating > step.adding:
+            return always | {"optimizer": step.moments, "update": step.new}
+        return always | {
+            "optimizer": step.resting_moments,
+            "micro-batch's gradients": step.micro_batch,
+            "activations": step.activations,
+            "logits": step.logits,
+        }
 
     @cached_property
     def engines(self) -> dict[str, int]:

@@ -176,7 +176,7 @@ RECIPES: Mapping[str, Recipe] = {
     "one-gpu": Recipe(
         description="four tasks on one GPU of 80 GB, learner and engines together",
         config=ONE_GPU,
-        model="Qwen/Qwen2.5-1.5B-Instruct",
+        model="Qwen/Qwen2.5-0.5B-Instruct",
     ),
     **dict(
         [

@@ -18,7 +18,8 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.follow import follow_training
 from agentrl_jax.lead import Leader, leading
 from agentrl_jax.pipeline import train
-from agentrl_jax.policy import check_model_folder
+from agentrl_jax.policy import open_policy
+from agentrl_jax.preparation import settle_rendering
 from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import check_unused
@@ -54,7 +55,7 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
     if config.resume is None:
         check_unused(config.run_dir)
     if config.model is not None and config.resume is None:
-        check_model_folder(config.model)
+        settle_rendering(open_policy(config.model), config.rendering, lambda _: None)
     if config.telemetry:
         check_installed()
     config = settle_tasks(config, printer())
