@@ -2,7 +2,7 @@
 
 A `ConfigError` is raised before any device or network is touched; launchers print it as one paragraph and
 exit with code 2. Expected failures of an episode (`EngineError`, `EnvError`, `EnvTimeout`) become an
-`EpisodeEnd` in `controller/episode.py`; every other exception ends the run with its traceback.
+`EpisodeEnd` in `controller/live_session.py`; every other exception ends the run with its traceback.
 """
 
 
