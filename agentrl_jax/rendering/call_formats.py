@@ -6,6 +6,8 @@ raises. A bad call is an error text and does not cost the good ones; text that s
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl_jax.env import Action, ToolCall
 from agentrl_jax.rendering.config import ToolCallFormat
@@ -19,6 +21,26 @@ _PYTHON_TAG = "<|python_tag|>"
 _NAMED = re.compile(r'\{\s*"name"\s*:')
 _NEXT = re.compile(r';\s*\{(?=\s*"name"\s*:)')
 _ASSISTANT = "<|assistant|>"
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been found of a turn's calls, in order: each is one call or one error text."""
+
+    calls: list[ToolCall] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, value: Any, key: str = "arguments") -> None:
+        try:
+            self.calls.append(to_call(value, key))
+        except Malformed as problem:
+            self.fail(problem)
+
+    def fail(self, problem: Malformed) -> None:
+        self.errors.append(numbered(problem, len(self.calls) + len(self.errors) + 1))
+
+    def action(self, content: str) -> Action:
+        return Action(content=content, calls=tuple(self.calls), errors=tuple(self.errors))
 
 
 def format_tool_call(call: ToolCall) -> str:
@@ -37,29 +59,28 @@ def read_hermes(text: str, declared: Collection[str]) -> Action:
     Action(content='Hm.', calls=(ToolCall(name='go', arguments={}),), errors=(), num_bare_calls=0)
     """
     content: list[str] = []
-    calls: list[ToolCall] = []
-    errors: list[str] = []
+    found = _Found()
     position = 0
     while (start := text.find(_OPEN, position)) >= 0:
         content.append(text[position:start].removesuffix("\n"))
         payload = start + len(_OPEN)
         try:
-            call, position = _read_block(text, payload)
-            calls.append(call)
+            value, position = _read_block(text, payload)
         except Malformed as problem:
-            errors.append(numbered(problem, len(calls) + len(errors) + 1))
+            found.fail(problem)
             position = _resume(text, payload)
-    content.append(text[position:])
-    return Action(content="".join(content), calls=tuple(calls), errors=tuple(errors))
+        else:
+            found.add(value)
+    return found.action("".join(content) + text[position:])
 
 
-def _read_block(text: str, payload: int) -> tuple[ToolCall, int]:
+def _read_block(text: str, payload: int) -> tuple[Any, int]:
     value, end = decode_json(text, payload)
     end = skip_space(text, end)
     if not text.startswith(_CLOSE, end):
-        found = text[end : end + 20].partition("\n")[0]
-        raise Malformed(f"expected {_CLOSE} after the JSON object, got {found!r}")
-    return to_call(value), end + len(_CLOSE)
+        got = text[end : end + 20].partition("\n")[0]
+        raise Malformed(f"expected {_CLOSE} after the JSON object, got {got!r}")
+    return value, end + len(_CLOSE)
 
 
 def _resume(text: str, payload: int) -> int:
@@ -84,25 +105,20 @@ def read_llama3(text: str, declared: Collection[str]) -> Action:
         before, tag, payload = text.partition(_PYTHON_TAG)
     if (not tag and before) or _spells_arguments(payload):
         return Action(content=text)
-    calls: list[ToolCall] = []
-    errors: list[str] = []
+    found = _Found()
     position = skip_space(payload, 0)
-    while payload.startswith("{", position) or (tag and not calls and not errors):
-        number = len(calls) + len(errors) + 1
+    while payload.startswith("{", position) or (tag and not found.calls and not found.errors):
         try:
             value, end = decode_json(payload, position)
         except Malformed as problem:
-            errors.append(numbered(problem, number))
+            found.fail(problem)
             following = _NEXT.search(payload, position)
             position = len(payload) if following is None else following.end() - 1
-            continue
-        separated = _behind_separator(payload, end)
-        position = separated if payload.startswith("{", separated) else end
-        try:
-            calls.append(to_call(value, "parameters"))
-        except Malformed as problem:
-            errors.append(numbered(problem, number))
-    return Action(content=before + payload[position:], calls=tuple(calls), errors=tuple(errors))
+        else:
+            found.add(value, "parameters")
+            separated = _behind_separator(payload, end)
+            position = separated if payload.startswith("{", separated) else end
+    return found.action(before + payload[position:])
 
 
 def _spells_arguments(text: str) -> bool:
@@ -125,8 +141,7 @@ def read_glm4(text: str, declared: Collection[str]) -> Action:
     Action(content='Hm.', calls=(ToolCall(name='go', arguments={'to': 1}),), errors=(), num_bare_calls=0)
     """
     content: list[str] = []
-    calls: list[ToolCall] = []
-    errors: list[str] = []
+    found = _Found()
     position = 0
     while position <= len(text):
         end = text.find(_ASSISTANT, position)
@@ -134,23 +149,24 @@ def read_glm4(text: str, declared: Collection[str]) -> Action:
         name, newline, payload = text[position:end].partition("\n")
         if name.strip() in declared or (len(name.split()) == 1 and payload.lstrip(" \t\r\n").startswith("{")):
             try:
-                call, end = _read_named(text, position + len(name) + len(newline), name.strip())
-                calls.append(call)
+                arguments, end = _read_arguments(text, position + len(name) + len(newline), name.strip())
             except Malformed as problem:
-                errors.append(numbered(problem, len(calls) + len(errors) + 1))
+                found.fail(problem)
+            else:
+                found.add({"name": name.strip(), "arguments": arguments})
         else:
             content.append(name + newline + payload if name else payload)
         position = end + len(_ASSISTANT)
-    return Action(content="".join(content), calls=tuple(calls), errors=tuple(errors))
+    return found.action("".join(content))
 
 
-def _read_named(text: str, payload: int, name: str) -> tuple[ToolCall, int]:
+def _read_arguments(text: str, payload: int, name: str) -> tuple[Any, int]:
     arguments, end = decode_json(text, payload)
     end = skip_space(text, end)
     if end < len(text) and not text.startswith(_ASSISTANT, end):
-        found = text[end : end + 20].partition("\n")[0]
-        raise Malformed(f"expected nothing after the JSON object of {name}, got {found!r}")
-    return to_call({"name": name, "arguments": arguments}), end
+        got = text[end : end + 20].partition("\n")[0]
+        raise Malformed(f"expected nothing after the JSON object of {name}, got {got!r}")
+    return arguments, end
 
 
 READERS: Mapping[ToolCallFormat, ReadCalls] = {"hermes": read_hermes, "llama3": read_llama3, "glm4": read_glm4}

@@ -13,12 +13,13 @@ from agentrl_jax.errors import TemplateError
 # Words that no template contains, without characters that JSON or XML would escape.
 USER = Message(role="user", content="qzUserTextzq")
 ANSWER = Message(role="assistant", content="qzAnswerTextzq")
+_SYSTEM = Message(role="system", content="qzSystemTextzq")
 _THOUGHT = "<think>\nqzThoughtzq\n</think>\n\nqzAnswerTextzq"
 _RESULTS = tuple(Message(role="tool", content=f"qzResult{i}zq") for i in range(2))
 _TOOL = Tool(
     name="qzDeclaredzq",
-    description="probe",
-    parameters={"type": "object", "properties": {"qzKeyzq": {"type": "string"}}},
+    description="qzDescriptionzq",
+    parameters={"type": "object", "properties": {"qzParameterzq": {"type": "string"}}},
 )
 
 RenderText = Callable[[Sequence[Message], Sequence[Tool], bool], str]
@@ -62,8 +63,11 @@ def lost_parts(render: RenderText) -> list[str]:
     """
     max_calls = _max_calls(render)
     turn = calling(2 if max_calls is None else max_calls)
-    with_tools = render([USER, turn, *_RESULTS], [_TOOL], True)
-    calls_only = render([USER, turn, *_RESULTS], [], True)
+    declared: Mapping[str, str] = {
+        "the declared tools": _TOOL.name,
+        "the descriptions of declared tools": _TOOL.description,
+        "the parameters of declared tools": "qzParameterzq",
+    }
     wanted: Mapping[str, str] = {
         "user messages": USER.content,
         "the names of tool calls": "qzNamezq",
@@ -73,8 +77,25 @@ def lost_parts(render: RenderText) -> list[str]:
         "tool messages": "qzResult0zq",
         "all but the first of several tool messages in a run": "qzResult1zq",
     }
-    lost = [] if _TOOL.name in with_tools else ["the declared tools"]
-    return lost + [what for what, sentinel in wanted.items() if sentinel not in calls_only]
+    undeclared = _missing(declared, render([USER, turn, *_RESULTS], [_TOOL], True))
+    return [
+        *(undeclared[:1] if "the declared tools" in undeclared else undeclared),
+        *_missing(wanted, render([USER, turn, *_RESULTS], [], True)),
+        *_missing({"the text of assistant turns": ANSWER.content}, render([USER, ANSWER, USER], [], True)),
+        *_missing({"system messages": _SYSTEM.content}, _with_system(render)),
+    ]
+
+
+def _missing(wanted: Mapping[str, str], text: str) -> list[str]:
+    return [what for what, sentinel in wanted.items() if sentinel not in text]
+
+
+def _with_system(render: RenderText) -> str:
+    """A template that knows no system messages may say so: then none is lost silently."""
+    try:
+        return render([_SYSTEM, USER], [], True)
+    except TemplateError:
+        return _SYSTEM.content
 
 
 def examine(render: RenderText) -> Findings:

@@ -52,7 +52,13 @@ class ChatTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads to `folder`."""
-        write_tokenizer(folder, self._backend, chat_template=self.chat_template, constants=self.constants)
+        write_tokenizer(
+            folder,
+            self._backend,
+            chat_template=self.chat_template,
+            constants=self.constants,
+            eos_ids=[self._backend.token_to_id(token) for token in self.eos_tokens],
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Special tokens are recognised; nothing is added in front or behind.

@@ -249,10 +249,10 @@ class TemplateRenderer:
 
     def _own_call(self) -> str:
         """How the template spells a call, at the start of the text."""
-        written = self._canonical_text(calling(1), ())
-        if written is None:  # a turn that does not stand behind its generation prompt
-            return self._render([USER, calling(1)], (), False).partition(USER.content)[2]
-        return written.removesuffix(self._texts.end_of(calling(1)))
+        # Thinking that the generation prompt opens may be missing in a turn of history, or be an empty block there.
+        header = self._texts.generation_prompt.partition(THINK_OPEN)[0]
+        written = self._render([USER, calling(1)], (), False).removeprefix(header).rpartition(THINK_CLOSE)[2]
+        return written.rsplit(self._texts.closing, 1)[0] if self._texts.closing else written
 
     def _check_boundaries(self) -> None:
         """Ids must not depend on where prompt, turn and reply meet."""

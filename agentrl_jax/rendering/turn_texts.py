@@ -124,7 +124,13 @@ class TurnTexts:
         """What stands behind the turn that ends `base` once `messages` follow, from the token that ends it on."""
         sentinel = last_sentinel(base[-1])
         alone = self._render(base, (), False).rpartition(sentinel)[2]
-        rest_of_turn = alone[: alone.rindex(self.closing)] if self.closing else alone
+        end = alone.rfind(self.closing) if self.closing else len(alone)
+        if end < 0:
+            raise TemplateError(
+                f"the chat template closes an answer with {self.closing}, but not every turn: got {alone[-60:]!r} "
+                f"behind {sentinel!r}"
+            )
+        rest_of_turn = alone[:end]
         _, found, rest = self._render([*base, *messages], (), add_generation_prompt).partition(sentinel)
         if not found or not rest.startswith(rest_of_turn + self.closing):
             roles = ", ".join(message.role for message in messages)

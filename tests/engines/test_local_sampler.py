@@ -153,10 +153,13 @@ def test_banned_ids_have_probability_0_and_the_rest_is_renormalised() -> None:
     np.testing.assert_allclose(logprobs, kept[np.searchsorted([1, 2, 4], ids)], atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_give_a_logprob_that_is_not_finite(bad: float) -> None:
+def test_logits_that_are_not_finite_give_an_id_with_a_logprob_that_is_not_finite(
+    bad: float, temperature: float
+) -> None:
     logits = np.stack([LOGITS, np.where(LOGITS == 2.0, np.float32(bad), LOGITS)])
-    ids, logprobs = draw(logits, [0, 0], [0, 0], 1.0)
+    ids, logprobs = draw(logits, [0, 0], [0, 0], temperature)
     assert 0 <= ids[1] < len(LOGITS)
     assert np.isfinite(logprobs).tolist() == [True, False]
 

@@ -114,6 +114,39 @@ def test_strip_takes_turns_that_are_not_canonical_as_the_text_that_they_are(text
     assert stood.ids.tolist() == renderer.full_render(raw, (), add_generation_prompt=True).tolist()
 
 
+def test_closed_turns_of_rewritten_prompts_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = TemplateRenderer(toy_tokenizer("qwen3"), config=RenderingConfig(history_thinking="strip"))
+    turn = renderer.encode_turn(assistant(f"{THOUGHT}x"))
+    stream = renderer.stream(())
+    stream.begin([user("Go.")])
+    encode, encoded = renderer.tokenizer.encode, []
+
+    def recording(text: str) -> list[int]:
+        encoded.append(text)
+        return encode(text)
+
+    monkeypatch.setattr(renderer.tokenizer, "encode", recording)
+    assert stream.follow(turn, [user("And?")]).starts_segment
+    assert "And?" in "".join(encoded)
+    assert "Go." not in "".join(encoded)
+
+
+def test_strip_where_the_next_header_ends_a_turn_neither_repeats_nor_loses_it() -> None:
+    tokenizer = toy_tokenizer("glm")
+    tokenizer.chat_template = toy_template("qwen3").removesuffix(SHORT) + toy_template("glm")
+    renderer = TemplateRenderer(tokenizer, tools=TOOLS, config=RenderingConfig(history_thinking="strip"))
+    talk = [user("Go."), assistant(f"{THOUGHT}Hm.", call("look", room="hall")), tool("empty")]
+    talk += [assistant(f"{THOUGHT}No."), user("So?")]
+    stream = renderer.stream(())
+    ids = stream.begin(talk[:1]).tolist()
+    for turn, starts_segment in ((1, False), (3, True)):
+        sampled = renderer.encode_turn(talk[turn], talk[turn + 1 : turn + 2])
+        context = stream.follow(sampled, talk[turn + 1 : turn + 2])
+        assert context.starts_segment == starts_segment
+        ids = ([] if starts_segment else [*ids, *sampled.tolist()]) + context.ids.tolist()
+        assert ids == renderer.full_render(talk[: turn + 2], (), add_generation_prompt=True).tolist()
+
+
 def test_odd_token_splits_do_not_break_a_segment_that_the_template_leaves_alone() -> None:
     template = toy_template("qwen3")
     renderer = TemplateRenderer(
@@ -146,10 +179,16 @@ def test_strip_needs_a_template_that_shows_malformed_turns_and_their_answers() -
         "{%- for message in messages %}{%- if message.role == 'tool' and loop.previtem.role == 'assistant' and not "
         "loop.previtem.tool_calls %}{{ raise_exception('a result without a call') }}{%- endif %}{%- endfor %}"
     )
-    tokenizer = tokenizer_with(small_folder(), rule + toy_template("qwen3"))
-    TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="keep"))
-    with pytest.raises(TemplateError, match="which answers a malformed call: use --history-thinking keep"):
-        TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="strip"))
+    silent = (
+        "{%- set ns = namespace(kept=[]) %}{%- for message in messages %}{%- if message.role != 'tool' or "
+        "loop.previtem.role == 'tool' or loop.previtem.tool_calls %}{%- set ns.kept = ns.kept + [message] %}"
+        "{%- endif %}{%- endfor %}{%- set messages = ns.kept %}"
+    )
+    for prefix in (rule, silent):
+        tokenizer = tokenizer_with(small_folder(), prefix + toy_template("qwen3"))
+        TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="keep"))
+        with pytest.raises(TemplateError, match="which answers a malformed call: use --history-thinking keep"):
+            TemplateRenderer(tokenizer, config=RenderingConfig(history_thinking="strip"))
 
 
 @pytest.mark.parametrize(("kind", "found"), [("qwen2_5", "hermes"), ("llama3", "llama3"), ("glm", "glm4")])
@@ -184,7 +223,7 @@ def test_llama_says_what_its_template_cannot_write() -> None:
 def test_glms_own_template_reads_calls_as_metadata_and_results_as_observations() -> None:
     template = (
         "[gMASK]<sop>{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}{% for message in messages %}"
-        "{% if message.role == 'user' %}<|user|>\n{{ message.content }}"
+        "{% if message.role in ('system', 'user') %}<|{{ message.role }}|>\n{{ message.content }}"
         "{% elif message.role == 'assistant' and not message.metadata %}<|assistant|>\n{{ message.content }}"
         "{% elif message.role == 'assistant' %}<|assistant|>{{ message.metadata }}\n{{ message.content }}"
         "{% elif message.role == 'observation' %}<|observation|>\n{{ message.content }}{% endif %}{% endfor %}"
@@ -227,6 +266,28 @@ def test_thinking_that_the_generation_prompt_opens_is_part_of_every_later_prompt
         assert not stream.follow(sampled, [tool("ok")]).starts_segment
         later = stream.follow(sampled, [tool("ok"), user("So?")])
         assert later.starts_segment == (history == "strip")
+
+
+def test_a_form_of_calls_is_recognised_behind_thinking_that_only_the_generation_prompt_opens() -> None:
+    prompt = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
+    made = toy_tokenizer("llama3")
+    made.chat_template = toy_template("llama3").replace(prompt, prompt.replace("' }}", "<think>\\n' }}"))
+    assert made.chat_template != toy_template("llama3")
+    renderer = TemplateRenderer(made, tools=TOOLS, config=RenderingConfig(history_thinking="keep"))
+    assert renderer.config.tool_call_format == "llama3"
+    sampled = made.encode('hm</think>\n\n{"name": "say", "parameters": {}}<|eot_id|>')
+    assert renderer.parse(np.array(sampled, np.int32)).calls == (call("say"),)
+    with pytest.raises(TemplateError, match="an assistant turn without its generation prompt"):
+        renderer.encode_turn(assistant("x"))
+
+
+def test_a_turn_ends_with_the_header_of_what_answers_it_though_its_calls_ask_for_another() -> None:
+    renderer = toy_renderer("glm")
+    for turn, answer, header in (
+        (assistant("", call("look")), user("Stop."), "<|user|>"),
+        (assistant("Hm."), tool("no call"), "<|observation|>"),
+    ):
+        assert renderer.encode_turn(turn, [answer])[-1] == renderer.tokenizer.special_tokens[header]
 
 
 def test_config_is_checked_and_survives_its_folder(tmp_path: Path) -> None:

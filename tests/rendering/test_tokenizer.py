@@ -16,6 +16,7 @@ from agentrl_jax.env import Message
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, byte_alphabet, load_tokenizer
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
+from agentrl_jax.testing.tokenizers import toy_tokenizer
 from tests.rendering.chat import (
     ENTITIES,
     SHORT,
@@ -177,6 +178,16 @@ def test_folders_of_other_makers(tmp_path: Path) -> None:
     assert load_tokenizer(folder).eos_tokens == ("<|im_start|>", "<|endoftext|>")
     with pytest.raises(ConfigError, match=r"with a tokenizer.json, found none in .*nowhere"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
+    made = toy_tokenizer("glm")
+    made.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eos_tokens == made.eos_tokens == ("<|endoftext|>", "<|user|>", "<|observation|>")
+    assert (loaded.special_tokens, loaded.constants) == (made.special_tokens, made.constants)
+    text = " a , b . it 's <|user|>"  # what transformers would clean up if it were not told otherwise
+    assert transformers_tokenizer(tmp_path).decode(loaded.encode(text)) == loaded.decode(loaded.encode(text)) == text
 
 
 def test_truncation_and_padding_that_a_folder_asks_for_are_ignored(tmp_path: Path) -> None:

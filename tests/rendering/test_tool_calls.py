@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.env import Action, ToolCall
 from agentrl_jax.rendering.call_formats import format_tool_call
+from agentrl_jax.rendering.config import ToolCallFormat
 from agentrl_jax.rendering.tool_calls import parse_tool_calls
 from tests.rendering.chat import call, calls, json_values, texts
 
@@ -103,6 +104,15 @@ def test_arguments_that_are_an_object_in_a_string_are_accepted() -> None:
     assert parse(block(payload)).errors == ("tool call 1: invalid JSON: key 'room' appears twice",)
 
 
+def test_a_refused_call_ends_where_its_json_does_whatever_its_strings_contain() -> None:
+    refused = block('{"name": "look", "arguments": ["</tool_call>"]}')
+    action = parse(f"{refused}\n{block(GOOD)}")
+    assert (action.content, len(action.errors), action.calls) == ("", 1, (HALL,))
+    text = 'look\n["<|assistant|>"]<|assistant|>look\n{"room": "hall"}'
+    action = parse_tool_calls(text, tool_calls="strict", declared={"look"}, tool_call_format="glm4")
+    assert (action.content, len(action.errors), action.calls) == ("", 1, (HALL,))
+
+
 LLAMA = '{"name": "look", "parameters": {"room": "hall"}}'
 
 
@@ -111,7 +121,7 @@ LLAMA = '{"name": "look", "parameters": {"room": "hall"}}'
     [
         (LLAMA, Action(calls=(HALL,))),
         (f"<|python_tag|>{LLAMA}", Action(calls=(HALL,))),
-        (f"{LLAMA}; {LLAMA}\n{LLAMA}", Action(calls=(HALL,) * 3)),
+        (f"{LLAMA}; {LLAMA}\n{LLAMA};{LLAMA}", Action(calls=(HALL,) * 4)),
         (f"Hm. <|python_tag|>{LLAMA} Done.", Action(content="Hm.  Done.", calls=(HALL,))),
         ("I look.", Action(content="I look.")),
         ('{"room": "hall"}', Action(content='{"room": "hall"}')),
@@ -146,6 +156,7 @@ def test_llama_arguments_under_hermes_name_are_a_bare_call_of_a_declared_tool() 
         ("\nlook\n{}", Action(content="look\n{}")),
         ("Hello there\n{}", Action(content="Hello there\n{}")),
         ("look", Action(errors=("tool call 1: invalid JSON: Expecting value (at character 1)",))),
+        ('<|assistant|>look\n{"room": "hall"}', Action(calls=(HALL,))),
         ("look\n[1]", Action(errors=('tool call 1: "arguments" must be a JSON object, got an array',))),
     ],
 )
@@ -159,6 +170,20 @@ def test_text_behind_a_glm_call_makes_it_an_error_and_costs_no_other_call() -> N
     found = parse_tool_calls(text, tool_calls="strict", declared=(), tool_call_format="glm4")
     assert found.errors[0].startswith("tool call 1: expected nothing after the JSON object of look, got 'now")
     assert found.calls == (HALL,)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "\n".join(map(block, (GOOD, "1", "2")))),
+        ("llama3", "; ".join((LLAMA, '{"name": 1}', '{"name": 2}'))),
+        ("glm4", "<|assistant|>".join(('look\n{"room": "hall"}', "look\n1", "look\n2"))),
+    ],
+)
+def test_an_error_says_which_call_of_the_turn_it_is(name: ToolCallFormat, text: str) -> None:
+    action = parse_tool_calls(text, tool_calls="strict", declared={"look"}, tool_call_format=name)
+    assert action.calls == (HALL,)
+    assert [error.partition(":")[0] for error in action.errors] == ["tool call 2", "tool call 3"]
 
 
 @given(
@@ -183,6 +208,8 @@ def test_what_is_only_thought_of_is_not_called() -> None:
     opened = THINKING.removeprefix("<think>\n")
     action = parse_tool_calls(opened, tool_calls="strict", declared=(), is_thinking=True)
     assert action == Action(content=opened)
+    action = parse_tool_calls(f"</think>\n{block(GOOD)}", tool_calls="strict", declared=(), is_thinking=True)
+    assert action == Action(content="</think>", calls=(HALL,))
 
 
 def test_tags_inside_strings_belong_to_the_strings() -> None:

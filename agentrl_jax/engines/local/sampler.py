@@ -45,7 +45,8 @@ def sample(
     total = weights.sum(-1)
     if truncations is not None:
         weights = jnp.where(keeps(scaled, truncations), weights, 0.0)
-    ids = jnp.where(is_greedy, _first(scaled == top), _invert(weights, uniforms))
+    likeliest = jnp.minimum(_first(scaled == top), logits.shape[-1] - 1)  # no score equals a largest one that is NaN
+    ids = jnp.where(is_greedy, likeliest, _invert(weights, uniforms))
     chosen = jnp.take_along_axis(scaled, ids[:, None], axis=-1)
     return ids, (chosen - top)[:, 0] - jnp.log(total)
 
