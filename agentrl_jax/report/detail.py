@@ -137,20 +137,18 @@ def _episode(played: _Episode, batch: RecordedTokens | None, decode: Decode | No
 
 
 def _recorded(segment: Sequence[_Turn], batch: RecordedTokens) -> SegmentTokens | None:
-    """What `batch` says about a segment of these turns."""
-    ids, behavior = [], []
-    for turn in segment:
-        context, sampled, logprobs = _vectors(turn)
-        if logprobs is None or not len(context):
-            return None if not len(context) else batch.segment(_joined(segment), None)
-        ids += [context, sampled]
+    """What `batch` says about a segment of these turns; None for runs that recorded no ids."""
+    vectors = [_vectors(turn) for turn in segment]
+    if not len(vectors[0][0]):
+        return None
+    ids = np.concatenate([part for context, sampled, _ in vectors for part in (context, sampled)])
+    behavior = []
+    for turn, (context, sampled, logprobs) in zip(segment, vectors, strict=True):
+        if logprobs is None:
+            return batch.segment(ids, None)
         masked = np.isin(np.arange(len(sampled)), turn.masked)
         behavior += [np.zeros(len(context), np.float32), np.where(masked, np.float32(0), logprobs)]
-    return batch.segment(np.concatenate(ids), np.concatenate(behavior))
-
-
-def _joined(segment: Sequence[_Turn]) -> Ids:
-    return np.concatenate([part for turn in segment for part in _vectors(turn)[:2]])
+    return batch.segment(ids, np.concatenate(behavior))
 
 
 def _vectors(turn: _Turn) -> tuple[Ids, Ids, Floats | None]:

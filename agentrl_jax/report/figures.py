@@ -178,11 +178,10 @@ def error_counts(table: EpisodeTable, at_most: int = 20) -> list[dict[str, Any]]
 
 def _at(record: Mapping[str, Any], path: Sequence[str]) -> Any:
     """What stands at nested names; None if it does not."""
+    found: Any = record
     for name in path:
-        if not isinstance(record, Mapping):
-            return None
-        record = record.get(name, {})
-    return None if record == {} else record
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _of_kind(records: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str]) -> list[dict[str, Any]]:

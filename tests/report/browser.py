@@ -4,6 +4,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -42,10 +43,11 @@ class Page:
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Load a file and return when it has loaded."""
-        self._events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
-        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
-            self._note(self._next())
+        for url in ("about:blank", path.resolve().as_uri() + fragment):  # a new fragment alone would load nothing
+            self._events.clear()
+            self.call("Page.navigate", url=url)
+            while not any(event["method"] == "Page.loadEventFired" for event in self._events):
+                self._note(self._next())
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
@@ -57,6 +59,14 @@ class Page:
         """The text of the first element that `selector` finds."""
         found: str = self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
         return found
+
+    def enter(self, selector: str, number: int, value: str) -> None:
+        """Set the value of the field with this number among those that `selector` finds, as a person would."""
+        self.evaluate(f"""(() => {{
+            const field = document.querySelectorAll({json.dumps(selector)})[{number}];
+            field.value = {json.dumps(value)};
+            for (const name of ["input", "change"]) field.dispatchEvent(new Event(name));
+        }})()""")
 
     def press(self, key: str) -> None:
         """One key, down and up, wherever the focus is."""
@@ -85,6 +95,7 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            assert select.select([self._receive], [], [], _PATIENCE_S)[0], "the browser says nothing"
             block = os.read(self._receive, 1 << 20)
             assert block, "the browser has ended"
             self._rest += block
@@ -106,6 +117,8 @@ class Page:
 _CODES = {
     "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40
 }  # fmt: skip
+
+_PATIENCE_S = 60.0
 
 _FREE = 10
 """The browser reads file descriptor 3 and writes to 4: what is moved there must not be in the way."""

@@ -20,7 +20,7 @@ from agentrl_jax.testing.tokenizers import toy_tokenizer, write_toy_tokenizer
 from agentrl_jax.types import Completion, EpisodeEnd, Group, Segment, Task, Trajectory, Turn, VersionSpan, as_ids
 
 TOKENIZER = toy_tokenizer("chatml")
-PACKING = PackingConfig(row_tokens=(512,), rows_per_micro_batch=8)
+PACKING = PackingConfig(row_tokens=(512, 1024), rows_per_micro_batch=8)
 _ENDS = (EpisodeEnd.COMPLETED, EpisodeEnd.MAX_TURNS, EpisodeEnd.INVALID_ACTION, EpisodeEnd.ENV_ERROR)
 
 
