@@ -1,15 +1,13 @@
 """The command line: checks that come before any device is touched, and the parsing of one frozen config."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from inspect import getdoc
 from pathlib import Path
 from typing import Protocol
 
 import tyro
 
-from agentrl_jax.algo.corrections import CorrectionName
-from agentrl_jax.algo.loss_config import LossConfig
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.process_sessions import check_platform
 from agentrl_jax.controller.remote_config import RemoteTasks
@@ -23,6 +21,7 @@ from launch.command import refuse as refuse
 from launch.flags import check_all_known
 from launch.recipes import RECIPES, recipe_named
 from launch.remote import is_remote, remote_families
+from launch.start import Start, read_start
 
 
 def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[TrainConfig, dict[str, str]]:
@@ -31,7 +30,7 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
     Returns the settings and, with --resume, what changed since the run was last started. Prints a message and exits
     with code 2 if they are wrong.
     """
-    start, _ = tyro.cli(_Start, args=arguments, return_unknown_args=True, add_help=False)
+    start = read_start(arguments)
     try:
         if start.resume is not None:
             return _parse_resumed(arguments, start, start.resume, program=program)
@@ -45,42 +44,6 @@ def parse_training(arguments: Sequence[str] | None, *, program: str) -> tuple[Tr
         return config, {}
     except ConfigError as error:
         refuse(error, program=program)
-
-
-def chosen_loss(loss: LossConfig, name: str | None, correction: CorrectionName | None) -> LossConfig:
-    """`loss` with another name or correction, where one is given, without the options of the ones it had."""
-    name = name or loss.name
-    is_the_same = name == loss.name and correction in (None, loss.settings.correction)
-    return loss if is_the_same else loss.with_choice(name, correction)
-
-
-@dataclass(frozen=True)
-class _StartLoss:
-    name: str | None = None
-    correction: CorrectionName | None = None
-
-    def applied_to(self, config: TrainConfig) -> TrainConfig:
-        """`config` with this loss and correction, without the options that belong to the ones it had."""
-        return replace(config, loss=chosen_loss(config.loss, self.name, self.correction))
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What the defaults of all other flags depend on."""
-
-    recipe: str = TrainConfig().recipe
-    tasks: str | None = None
-    resume: Path | None = None
-    loss: _StartLoss = field(default_factory=_StartLoss)
-
-    def applied_to(self, recipe: TrainConfig) -> TrainConfig:
-        """The recipe with these tasks and this loss, without what it says of other tasks and losses."""
-        config = self.loss.applied_to(recipe)
-        if self.tasks is None:
-            return config
-        names = {name for choices in replace(config, tasks=self.tasks, eval_set={}).task_choices for name in choices}
-        kept = {name: data_set for name, data_set in config.eval_set.items() if name in names}
-        return replace(config, tasks=self.tasks, eval_set=kept)
 
 
 def _parse(arguments: Sequence[str] | None, default: TrainConfig, *, program: str) -> TrainConfig:
@@ -102,11 +65,11 @@ def _description() -> str:
 
 
 def _parse_resumed(
-    arguments: Sequence[str] | None, start: _Start, run_dir: Path, *, program: str
+    arguments: Sequence[str] | None, start: Start, run_dir: Path, *, program: str
 ) -> tuple[TrainConfig, dict[str, str]]:
     saved = read_config(TrainConfig, run_dir, flag="--resume ")
     saved = replace(saved, runtime=saved.runtime.elsewhere())
-    before = start.loss.applied_to(saved)
+    before = start.applied_to(saved)
     resumed = _parse(arguments, before, program=program)
     if resumed.run_dir != saved.run_dir:
         raise ConfigError("--resume names the run directory already: leave --run-dir out")
@@ -121,6 +84,12 @@ def _check_effects(config: TrainConfig, recipe: TrainConfig) -> None:
         raise ConfigError("--network.* has no effect with --model, which brings its own network: leave it out")
     if not config.has_warm_up and config.warm_up != recipe.warm_up:
         raise ConfigError("--warm-up.* has no effect without a warm-up: leave it out, or add --with-warm-up True")
+    if not config.has_local_engines:
+        names = [item.name for item in fields(config.engine) if item.name != "num_slots"]
+        changed = [name for name in names if getattr(config.engine, name) != getattr(recipe.engine, name)]
+        idle = [f"--engine.{name.replace('_', '-')}" for name in changed]
+        if idle:
+            raise ConfigError(f"{', '.join(idle)}: of no effect on servers; leave it out, or use --engines local")
 
 
 class TasksConfig(Protocol):

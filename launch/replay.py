@@ -21,8 +21,9 @@ from agentrl_jax.replay import ReplayedStep, replay
 from agentrl_jax.runlog import to_json
 from agentrl_jax.saved_config import read_config
 from agentrl_jax.sharding import parse_mesh
-from launch.config import chosen_loss, parse, printer, refuse
+from launch.config import parse, printer, refuse
 from launch.devices import open_mesh
+from launch.start import chosen_loss
 
 PROGRAM = "launch.replay"
 

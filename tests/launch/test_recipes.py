@@ -144,3 +144,12 @@ def test_reading_it_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packaged_model, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gguf"):
         packaged_model.packaged_model()
+
+
+def test_flags_that_only_make_sense_together_are_taken_together() -> None:
+    synchronous = ("--rollout.max-staleness=0", "--pool.lagging-prob=0", "--loss.correction=none")
+    config = parse_training([*synchronous], program="launch.train")[0]
+    assert config.loss.settings.correction == "none"
+    assert config.rollout.max_staleness == 0
+    config = parse_training(["--recipe=paper-7b", "--dry-run", "--pool.lagging-prob=0"], program="launch.train")[0]
+    assert not config.pool.has_lagging  # whatever the period was

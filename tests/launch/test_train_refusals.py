@@ -1,20 +1,44 @@
-"""Wrong settings: exit code 2, one clear message on stderr, no traceback, and nothing started or written."""
+"""Wrong settings: exit code 2, one clear message on stderr, no traceback, and nothing started or written.
 
+{policy}, {no_tools} and {port} stand for a folder with a model, one whose chat template knows no tools, and a port that
+something listens on.
+"""
+
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agentrl_jax.policy import NetworkConfig, create_policy
 from launch.train import main
 
 REFUSALS = {
     "--mesh=0": "mesh must be a number of devices",
     "--mesh=data=3,foo=2": "data=3,foo=2",
     "--mesh=": "mesh must be",
+    "--mesh=17": "needs 17 devices, but JAX sees 16 (cpu); name a smaller --mesh",
     "--no-such-flag": "no-such-flag",
     "--max-step=3": "unknown flag --max-step=3: did you mean --max-steps?",  # no abbreviations
+    "--group-size=3": "unknown flag --group-size=3: did you mean --rollout.group-size?",
+    "--lr=1": "unknown flag --lr=1: --help lists them all",
+    "quickstart": "unexpected argument 'quickstart': settings are named",
+    "--top-p=0.9": "there is no --top-p: training samples from the policy's whole distribution",
+    "--episode.top-k 5": "there is no --episode.top-k: training samples from",
     "--data=/no/such/folder": "/no/such/folder",
+    "--tasks=alfworld --data={policy}": "alfworld",
+    "--model={no_tools}": "the chat template loses the declared tools",
+    "--tasks=remote:x --model={policy} --max-context-tokens=256 --remote.listen.port={port}": (
+        "cannot listen on 127.0.0.1:{port}"
+    ),
+    "--loss.correction=none": "asynchronous training with no correction (--rollout.max-staleness, --pool.lagging-prob",
+    "--recipe=paper-7b": "--recipe paper-7b needs the folder of Qwen/Qwen2.5-7B-Instruct",
+    "--recipe=paper-7b --data={policy}": "needs the folder of Qwen/Qwen2.5-7B-Instruct, or of a model like it",
+    "--model={policy} --engines sglang:http://a:1 --pool.lagging-prob 0 --engine.decode-block 2": (
+        "--engine.decode-block: of no effect on servers"
+    ),
     "--model=/no/such/folder": "/no/such/folder: expected config.json, weights and tokenizer",
     "--model=/no/such/folder --network.width=48": "--network.* has no effect with --model",
     "--max-steps=-1": "--max-steps must be >= 0, got -1",
@@ -59,17 +83,33 @@ REFUSALS = {
 }
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
+    policy, no_tools = tmp_path_factory.mktemp("policy"), tmp_path_factory.mktemp("no_tools")
+    network = NetworkConfig(vocab_size=280, width=16, num_layers=1, num_heads=2, num_kv_heads=1, mlp_width=16)
+    for folder in (policy, no_tools):
+        made = create_policy([], folder, network=network, keep_whole=(), seed=0)
+        made.save(made.load_params(None), folder)
+    words = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    (no_tools / "chat_template.jinja").write_text(words, encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield {"policy": policy, "no_tools": no_tools, "port": server.getsockname()[1]}
+
+
 @pytest.mark.parametrize(("flag", "message"), REFUSALS.items())
 def test_a_wrong_setting_is_refused_before_anything_starts(
-    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, message: str, places: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    given = [argument.format(**places) for argument in flag.split(" ")]
     with pytest.raises(SystemExit) as caught:
-        main([*flag.split(" "), f"--run-dir={tmp_path / 'run'}"])
+        main([*given, f"--run-dir={tmp_path / 'run'}"])
     printed = capsys.readouterr()
     assert caught.value.code == 2
-    assert message in " ".join(printed.err.replace("│", " ").split())
+    assert message.format(**places) in " ".join(printed.err.replace("│", " ").split())
     assert printed.out == ""
     assert not (tmp_path / "run").exists()
+    if printed.err.startswith("launch.train:"):  # else it is about a value that tyro cannot read
+        assert printed.err.count("\n") == 1
 
 
 def test_a_used_run_directory_is_refused_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
