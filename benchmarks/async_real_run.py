@@ -137,7 +137,7 @@ def main() -> int:
 
     import jax
 
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     family = _PinningFamily(family=knowledge_graph(FamilyOptions()), latency=LATENCY, engine_core=engine_core)
     with _TimedLog(Path(settings.folder)) as run:
         result = train(settings.config(), [family], make_mesh(parse_mesh("1")), run, lambda line: None)

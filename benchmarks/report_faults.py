@@ -91,7 +91,7 @@ def fault_tests(folder: Path = TESTS) -> Iterator[FaultTest]:
 def published(path: Path = PUBLISHED) -> dict[str, str]:
     """Where each fault was published, as Markdown, by id."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("\t", 1) for line in lines)  # type: ignore[arg-type]
+    return {fault: source for fault, _, source in (line.partition("\t") for line in lines)}
 
 
 def fault_table(tests: Sequence[FaultTest], sources: Mapping[str, str]) -> str:

@@ -1,6 +1,7 @@
 """The simulated engine against times computed by hand, and against the bound that it must never beat."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl_jax.testing.virtual import run_virtual
 from agentrl_jax.types import Completion, SamplingParams, as_ids
 from benchmarks.service_engine import ServiceEngine
-from benchmarks.service_model import load
+from benchmarks.service_model import ServiceModel, load
 
 BASE = load()
 MODEL = replace(BASE, episode=replace(BASE.episode, sampled_tokens_mean=100.0))
@@ -31,8 +32,8 @@ def decode_s(num: int, *prompts: int) -> float:
 class Bench:
     """Turns of one engine, by name, and when they ended."""
 
-    def __init__(self, model: object = MODEL) -> None:
-        self.engine = ServiceEngine("e", model, 0.0)  # type: ignore[arg-type]
+    def __init__(self, model: ServiceModel = MODEL) -> None:
+        self.engine = ServiceEngine("e", model, 0.0)
         self.ended: dict[str, float] = {}
         self.done: dict[str, Completion] = {}
 
@@ -46,13 +47,13 @@ class Bench:
         await trio.sleep_until(at)
         await self.engine.publish(None, version)
 
-    def run(self, *calls: object) -> None:
+    def run(self, *calls: tuple[Any, ...]) -> None:
         async def main() -> None:
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.engine.run)
                 async with trio.open_nursery() as nursery:
-                    for call, *arguments in calls:  # type: ignore[misc,attr-defined]
-                        nursery.start_soon(*[call, *arguments])
+                    for call, *arguments in calls:
+                        nursery.start_soon(call, *arguments)
                 serving.cancel_scope.cancel()
 
         run_virtual(main)
