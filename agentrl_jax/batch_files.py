@@ -2,6 +2,7 @@
 tokens, in float32: all that a loss is computed from, so that it can be replayed without a model."""
 
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,27 @@ from agentrl_jax.errors import RecordError
 from agentrl_jax.packing import PACKED_FIELDS, PackedBatch
 
 _FILE_FORMAT = 3
+
+KEEP_BATCHES = 100
+"""Recorded batches of a run that stay, where nothing else is asked for."""
+
+_KEPT_LONGER = 10
+"""Of the batches that are older than those, each so-many-th stays: enough to see how a run changed."""
+
+_NAME = re.compile(r"step-(\d{6,})\.npz")
+
+
+def recorded_batches(folder: Path) -> dict[int, Path]:
+    """The recorded batches in a folder by their steps, in ascending order; {} if there is no such folder."""
+    names = {path: _NAME.fullmatch(path.name) for path in folder.iterdir()} if folder.is_dir() else {}
+    return dict(sorted((int(match[1]), path) for path, match in names.items() if match is not None))
+
+
+def thin_batches(folder: Path, step: int, *, keep: int) -> None:
+    """Delete recorded batches that are older than the `keep` newest up to `step`, but each tenth step's."""
+    for recorded, path in recorded_batches(folder).items():
+        if recorded <= step - keep and recorded % _KEPT_LONGER:
+            path.unlink(missing_ok=True)
 
 
 def save_batch(path: Path, batch: PackedBatch, scores: Sequence[Scores] = ()) -> None:

@@ -9,6 +9,7 @@ import tyro
 
 from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.losses import LossConfig
+from agentrl_jax.batch_files import KEEP_BATCHES
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
 from agentrl_jax.controller.remote_config import REMOTE_PREFIX, RemoteTasks
@@ -116,7 +117,9 @@ class TrainConfig:
     """Write OpenTelemetry spans of every episode to RUN_DIR/spans.jsonl, and to the exporters that
     OTEL_TRACES_EXPORTER names (needs the package opentelemetry-sdk)"""
     record_batches: bool = True
-    """Keep the packed batch of every step in RUN_DIR/batches"""
+    """Keep packed batches in RUN_DIR/batches, for the report and for replaying a loss"""
+    keep_batches: int = KEEP_BATCHES
+    """Recorded batches that stay: so many of the newest, and each tenth of the older ones"""
 
     remote: RemoteTasks = field(default_factory=RemoteTasks)
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=8, min_groups_per_batch=16))
@@ -166,6 +169,7 @@ class TrainConfig:
             )
         if not self.mismatch_alarm > 0.0:
             raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")
+        self._check_batches()
         self._check_loss()
         self._check_engines()
         if self.rollout.dynamic_sampling and self.advantages.credit == "turn":
@@ -210,6 +214,12 @@ class TrainConfig:
             )
         if self.max_context_tokens is None:
             raise ConfigError(f"nothing says how long episodes of {self.tasks} are: set --max-context-tokens")
+
+    def _check_batches(self) -> None:
+        if self.keep_batches < 1:
+            raise ConfigError(f"--keep-batches must be >= 1, got {self.keep_batches}; --no-record-batches keeps none")
+        if not self.record_batches and self.keep_batches != KEEP_BATCHES:
+            raise ConfigError("--keep-batches has no effect with --no-record-batches: leave one of them out")
 
     def _check_loss(self) -> None:
         if self.loss.name == "sft":

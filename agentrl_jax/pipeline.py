@@ -18,7 +18,7 @@ import trio
 from jax.sharding import Mesh
 
 from agentrl_jax.algo.losses import make_loss
-from agentrl_jax.batch_files import save_batch
+from agentrl_jax.batch_files import save_batch, thin_batches
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.cancellation import unwrapped_errors
 from agentrl_jax.controller.interrupts import watch_signals
@@ -365,6 +365,7 @@ class _Training:
         self.num_learned += 1
         if self.config.record_batches and packed.micro_batches:
             save_batch(self.run_log.batch_path(self.num_learned), packed, self.learner.scores)
+            thin_batches(self.run_log.folder / "batches", self.num_learned, keep=self.config.keep_batches)
         metrics = {**packed.stats, **outcome.as_dict()}
         is_finite = outcome.outcome != "non_finite"
         return StepOutcome(is_finite=is_finite, is_applied=outcome.is_applied, metrics=metrics)

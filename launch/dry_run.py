@@ -210,7 +210,8 @@ def _written(plan: RunPlan) -> Iterator[str]:
     )
     yield f"model/ {4 * num_params(model) / _GB:.3g} GB in float32, half of it in bfloat16"
     if config.record_batches:
-        size = 4 * len(PACKED_FIELDS) * plan.num_tokens * config.max_steps
+        num_kept = min(config.max_steps, config.keep_batches) + max(0, config.max_steps - config.keep_batches) // 10
+        size = 4 * len(PACKED_FIELDS) * plan.num_tokens * num_kept
         yield f"batches/ at most {size / _GB:.3g} GB (--no-record-batches: none)"
     if config.loss.needs_reference or config.lora.is_on:
         yield "reference/ the policy that reinforcement learning begins with, as large as model/"

@@ -1,7 +1,6 @@
 """The report of a run directory: one HTML file, drawn from what the run has written so far."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_jax.batch_files import recorded_batches
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.rendering.tokenizer import load_tokenizer
 from agentrl_jax.report.detail import LOGPROB_UNIT, Decode, collect_details
@@ -19,7 +19,6 @@ from agentrl_jax.report.recorded_tokens import RATIO_EDGES, RecordedTokens
 from agentrl_jax.report.selection import MAX_BATCHES, choose_detailed, choose_listed, evenly_spaced
 from agentrl_jax.runlog import write_atomically
 
-_BATCH_NAME = re.compile(r"step-(\d{6,})\.npz")
 _COUNTS = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens", "lagging_turns", "call_errors")
 _NAMES = ("env", "end", "fate")
 
@@ -109,10 +108,7 @@ def _compared(run_dir: Path) -> dict[str, Any]:
 
 def _read_batches(run_dir: Path, asked: Sequence[int]) -> _Batches:
     """Of the recorded batches, those of the steps `asked` for and others at even distances."""
-    paths: dict[int, Path] = {}
-    for path in (run_dir / "batches").iterdir() if (run_dir / "batches").is_dir() else ():
-        if match := _BATCH_NAME.fullmatch(path.name):
-            paths[int(match[1])] = path
+    paths = recorded_batches(run_dir / "batches")
     found = _Batches(num_kept=len(paths))
     for step in sorted({*evenly_spaced(sorted(paths), MAX_BATCHES), *(s for s in asked if s in paths)}):
         try:
