@@ -186,8 +186,6 @@ def test_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
     loaded = load_tokenizer(tmp_path)
     assert loaded.eos_tokens == made.eos_tokens == ("<|endoftext|>", "<|user|>", "<|observation|>")
     assert (loaded.special_tokens, loaded.constants) == (made.special_tokens, made.constants)
-    text = " a , b . it 's <|user|>"  # what transformers would clean up if it were not told otherwise
-    assert transformers_tokenizer(tmp_path).decode(loaded.encode(text)) == loaded.decode(loaded.encode(text)) == text
 
 
 def test_truncation_and_padding_that_a_folder_asks_for_are_ignored(tmp_path: Path) -> None:
