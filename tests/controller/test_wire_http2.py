@@ -119,7 +119,7 @@ async def answer_to(serve: Serve, data: bytes, *more: tuple[str, str]) -> dict[s
         while "grpc-status" not in found:
             for event in peer.receive_data(bytes(await ours.receive_some())):
                 if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
-                    found |= dict(event.headers or ())
+                    found |= {str(name): str(value) for name, value in event.headers or ()}
         nursery.cancel_scope.cancel()
     return found
 
