@@ -218,8 +218,9 @@ def _add(tar, name, *, mode=None, linkname=None, content=None):
 
 
 def cgroup_folders(keeper):
-    """The control groups of a keeper's sandboxes."""
-    return {path for path in Path("/sys/fs/cgroup").glob(f"**/agentrl_jax-{keeper}-*") if path.is_dir()}
+    """The control groups of a keeper's sandboxes. Those of others may come and go meanwhile, which a glob would raise."""
+    folders = (Path(above) / name for above, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return {folder for folder in folders if folder.name.startswith(f"agentrl_jax-{keeper}-")}
 
 
 def processes_in(folders):
