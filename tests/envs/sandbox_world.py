@@ -218,7 +218,8 @@ def _add(tar, name, *, mode=None, linkname=None, content=None):
 
 
 def cgroup_folders(keeper):
-    """The control groups of a keeper's sandboxes. Those of others may come and go meanwhile, which a glob would raise."""
+    """The control groups of a keeper's sandboxes."""
+    # Not by a glob, which raises where groups of others go meanwhile.
     folders = (Path(above) / name for above, names, _ in os.walk("/sys/fs/cgroup") for name in names)
     return {folder for folder in folders if folder.name.startswith(f"agentrl_jax-{keeper}-")}
 
