@@ -31,12 +31,15 @@ async def test_log_07_logprobs_that_are_not_finite_are_masked_and_counted_and_po
         broken = await engine.generate(PROMPT, params(max_new_tokens=5), session="s")
         assert not broken.loss_mask.any()
         assert not broken.logprobs.any()
-        assert engine.statistics().num_nonfinite_logprobs == 5
+        greedy = await engine.generate(PROMPT, params(max_new_tokens=5, temperature=0.0), session="s")
+        assert not greedy.loss_mask.any()
+        assert greedy.ids.max() < MODEL.vocab_size  # what was sampled is the next prompt's
+        assert engine.statistics().num_nonfinite_logprobs == 10
         await engine.publish(random_weights(1), 1)
         for session in "sabcd":  # every slot, the one that holds NaN keys and values included
             healthy = await engine.generate(PROMPT, params(), session=session)
             check_logprobs({1: random_weights(1)}, PROMPT, healthy, 1.0)
-        assert engine.statistics().num_nonfinite_logprobs == 5
+        assert engine.statistics().num_nonfinite_logprobs == 10
 
 
 async def test_log_07_a_poisoned_session_does_not_poison_the_next_in_its_slot() -> None:

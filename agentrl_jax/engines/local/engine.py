@@ -160,7 +160,7 @@ class LocalEngine:
     async def publish(self, weights: Any, version: int) -> None:
         """See `Engine.publish`. `weights`: numpy or JAX arrays, float32 or of the engine's dtype; they are copied.
 
-        Cancelled before the copy is complete, it changes nothing; after that it is carried out.
+        Cancelled before the copy begins, it changes nothing; after that it is carried out.
         """
         async with self._publishing:
             self._check_open()
