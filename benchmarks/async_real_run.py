@@ -33,8 +33,8 @@ from agentrl_jax.testing.latency import DelayedEnv, DelayedFamily, StepLatency
 from agentrl_jax.types import Task
 from envs.knowledge_graph import family as knowledge_graph
 
-ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-"""The environment that these runs need: no program spreads to other cores."""
+ONE_THREAD = {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
+"""The environment that these runs need: XLA has no threads of its own to spread a program to."""
 
 LATENCY = StepLatency(median_s=0.3, sigma=1.0, least_s=0.01, most_s=10.0)
 _ENGINE = "engine current-0"
