@@ -81,7 +81,7 @@ def test_calibration_finds_the_latency_that_makes_the_published_throughput() -> 
 def test_the_committed_tails_cover_the_sensitivity_table() -> None:
     assert [tail.sigma for tail in MODEL.tails] == [0.3, 0.5, 0.7, 1.0, 1.3, 1.5]
     for tail in MODEL.tails:
-        assert tail.sync_tokens_per_s[0] == pytest.approx(9000.0, rel=0.015)
+        assert tail.sync_tokens_per_s[0] == pytest.approx(9000.0, rel=0.02)
 
 
 def outcome(tokens_per_s: float, max_staleness: int, **more: float) -> Outcome:
