@@ -100,7 +100,7 @@ class Level:
 
 
 LEVELS = {
-    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=4, others=(0, 1), max_turns=8),
+    1: Level(kinds=("place",), num_things=12, num_receptacles=8, places=3, others=(0, 1), max_turns=8),
     2: Level(
         kinds=("place", "clean", "hot", "cool", "light"),
         num_things=18,

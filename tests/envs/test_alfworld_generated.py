@@ -69,12 +69,12 @@ def test_the_expert_needs_at_most_the_turns_there_are_and_no_game_starts_won(lev
             assert num_turns_needed(World(game), Planner(game, knows_all=True)) <= needed
 
 
-def test_level_1_leaves_the_expert_two_turns_to_spare():
-    """It looks last where the object is to be brought: at most three visits, then take, go, move."""
+def test_level_1_leaves_the_expert_three_turns_to_spare():
+    """It looks last where the object is to be brought: at most two visits, then take, go, move."""
     alfworld = family(FamilyOptions())
     games = [alfworld.game(alfworld.task("train", index)) for index in range(300)]
     needed = Counter(num_turns_needed(World(game), Planner(game, knows_all=False)) for game in games)
-    assert set(needed) == {4, 5, 6}
+    assert set(needed) == {4, 5}
     assert alfworld.max_turns == 8
 
 
@@ -117,14 +117,14 @@ def test_the_text_of_a_task_is_that_of_its_goal():
 
 
 def test_the_place_of_the_object_cannot_be_guessed():
-    """In level 1 it lies in each of the three other places, by the order of the list, equally often."""
+    """In level 1 it lies in each of the two other places, by the order of the list, equally often."""
     alfworld, ranks = family(FamilyOptions()), Counter()
     for index in range(800):
         game = alfworld.game(alfworld.task("train", index))
         others = [i for i, r in enumerate(game.receptacles) if r.type != game.goal.receptacle_type]
         (target,) = (i for i, thing in enumerate(game.things) if thing.type == game.goal.thing_type)
         ranks[next(rank for rank, i in enumerate(others) if target in game.inside[i])] += 1
-    assert len(ranks) == 3
+    assert len(ranks) == 2
     assert max(ranks.values()) < 1.3 * min(ranks.values())
 
 
