@@ -11,15 +11,17 @@ from statistics import median
 from benchmarks.figures import Figure, summarise
 from benchmarks.service_bound import Bound, bounds
 from benchmarks.service_model import ServiceModel, Tail
-from benchmarks.service_world import Case, Outcome, colocated, simulate
+from benchmarks.service_world import Case, Outcome, Work, colocated, simulate
 
 NAME = "async_vs_sync"
 STALENESS = (0, 1, 2, 4)
+_NEAR = 1.1
+"""Steps of a division worth trying, by its bound, over those of the best one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """num_steps: that count, of each run. num_divisions: of the GPUs, the best ones by their bound, that are tried.
+    """num_steps: that count, of each run. num_divisions: of the GPUs that are tried, at the most.
     sigmas: of the sensitivity table, on the fewest GPUs. A repeat is a seed: other draws, another order of tasks."""
 
     gpus: tuple[int, ...]
@@ -38,17 +40,27 @@ class Repeat:
     runs: Mapping[int, Outcome]
 
 
+def candidates(model: ServiceModel, work: Work, num_gpus: int, num: int) -> list[Bound]:
+    """Up to `num` divisions whose bounds are near the best one, with as many engines as that one or more: engines that
+    are always full are no use if a turn then takes for ever."""
+    every = bounds(model, work, num_gpus)
+    near = [found for found in every if found.step_s <= _NEAR * every[0].step_s]
+    near = sorted((f for f in near if f.num_engines >= every[0].num_engines), key=lambda found: found.num_engines)
+    places = {round(index * (len(near) - 1) / max(1, num - 1)) for index in range(num)}
+    return [near[place] for place in sorted(places)]
+
+
 def divide(model: ServiceModel, tail: Tail, num_gpus: int, size: Size) -> Bound:
-    """The division of the GPUs on which the asynchronous run is fastest, among those of the best bounds."""
+    """The division of the GPUs on which the asynchronous run is fastest, among some of good bounds."""
     work = simulate(colocated(num_gpus, num_steps=1), model, tail).work
-    candidates = bounds(model, work, num_gpus)[: size.num_divisions]
-    if len(candidates) == 1:
-        return candidates[0]
+    found = candidates(model, work, num_gpus, size.num_divisions)
+    if len(found) == 1:
+        return found[0]
 
-    def speed(found: Bound) -> float:
-        return simulate(on(found, max(size.staleness), num_steps=2), model, tail).tokens_per_s
+    def speed(division: Bound) -> float:
+        return simulate(on(division, max(size.staleness), num_steps=2), model, tail).tokens_per_s
 
-    return max(candidates, key=speed)
+    return max(found, key=speed)
 
 
 def on(division: Bound, max_staleness: int, *, num_steps: int, seed: int = 0) -> Case:
@@ -148,7 +160,7 @@ def halves_figures(model: ServiceModel, tail: Tail, num_gpus: int, repeats: Sequ
 
 def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size) -> Iterator[Figure]:
     """One row of the sensitivity table: each tail with its own latency and its own division of the GPUs."""
-    division = divide(model, tail, num_gpus, replace(size, num_divisions=1))
+    division = divide(model, tail, num_gpus, size)
     k = max(size.staleness)
     repeats = [repeat(model, tail, division, replace(size, staleness=(k,)), seed) for seed in range(size.repeats)]
     runs, baselines = [found.runs[k] for found in repeats], [found.baseline for found in repeats]

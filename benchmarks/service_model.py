@@ -197,7 +197,7 @@ class ServiceModel:
 
     @property
     def sessions_per_engine(self) -> int:
-        """Episodes that an engine is given at a time: as many as its cache holds of mean length."""
+        """Episodes of mean length that an engine's cache holds."""
         episode = self.episode
         turns = episode.turns_median * math.exp(episode.turns_sigma**2 / 2)
         per_turn = episode.sampled_tokens_mean + episode.reply_tokens

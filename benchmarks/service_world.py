@@ -39,6 +39,9 @@ _ENV = "webshop"
 _CONTEXT = as_ids(np.ones(8192, np.int32))
 _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
+_CROWDING = 3
+"""Episodes that have a place for each that an engine's cache holds: most wait for their environments, and the places of a
+group stay taken until its slowest episode ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Case:
     """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
 
     num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
-    num_places: groups that run at a time; None: as many as the caches hold.
+    num_places: groups that run at a time; None: three times what the caches hold.
     """
 
     num_engines: int
@@ -321,8 +324,8 @@ class World:
             nursery.cancel_scope.cancel()
 
     def _num_places(self) -> int:
-        fitting = self.case.num_engines * self.model.sessions_per_engine // self.model.batch.group_size
-        return max(1, self.case.num_places or fitting)
+        episodes = self.case.num_engines * self.model.sessions_per_engine * _CROWDING
+        return max(1, self.case.num_places or episodes // self.model.batch.group_size)
 
     def _group_runner(self, slots: GroupSlots) -> RunOneGroup:
         episode = self.model.episode
