@@ -21,6 +21,7 @@ from agentrl_jax.models.published import PUBLISHED
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.sft import WarmUpConfig
+from agentrl_jax.types import EpisodeEnd
 from launch.packaged_model import packaged_model
 
 AGENTBENCH = "alfworld,dbbench,knowledgegraph,os_interaction,webshop"
@@ -150,6 +151,8 @@ SMOLLM2 = TrainConfig(
     max_context_tokens=1536,
     rows_per_device=1,
     rollout=RolloutConfig(group_size=4, min_groups_per_batch=1),
+    # It never wins. What it can learn is to end its turns.
+    episode=replace(TrainConfig().episode, penalties={EpisodeEnd.TURN_TRUNCATED: -0.4}),
     learner=LearnerConfig(learning_rate=1e-5, beta2=0.999, logprob_chunk=128),
     engine=LocalEngineConfig(num_slots=8, prefill_shapes=((1, 64), (4, 64))),
     pool=PoolConfig(lagging_prob=0.0),

@@ -15,6 +15,8 @@ from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.models.save import save_pretrained
 from agentrl_jax.policy import NetworkConfig, check_model_folder, create_policy, open_policy
+from agentrl_jax.rendering.config import RenderingConfig
+from agentrl_jax.rendering.templates import TEMPLATES
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.sharding import make_mesh, parse_mesh
 from tests.models.test_gguf_file import write
@@ -109,6 +111,21 @@ def test_a_gguf_file_without_a_tokenizer_needs_one_beside_it(tokenizer_folder: P
     check_model_folder(tmp_path)
     with pytest.raises(ConfigError, match=r"has 2\d\d ids, but the model only 64 embeddings"):
         open_policy(tmp_path)
+
+
+def test_a_policy_takes_its_tokenizer_and_template_along_wherever_they_are_from(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    imported(tmp_path / "in", tokenizer_folder)
+    rendering = RenderingConfig(chat_template="hermes")
+    policy = replace(open_policy(tmp_path / "in"), tokenizer_folder=tmp_path, rendering=rendering)
+    policy.save(policy.load_params(None), tmp_path / "out")
+    again = open_policy(tmp_path / "out")
+    assert again.rendering == rendering
+    assert again.tokenizer.chat_template == TEMPLATES["hermes"] != policy.tokenizer.chat_template
+    text = "<|im_start|>user\nx  y<|im_end|>"
+    assert again.tokenizer.encode(text) == policy.tokenizer.encode(text)
+    assert again.tokenizer.eos_tokens == policy.tokenizer.eos_tokens
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
