@@ -40,8 +40,8 @@ _CONTEXT = as_ids(np.ones(8192, np.int32))
 _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
 _CROWDING = 3
-"""Episodes that have a place for each that an engine's cache holds: most wait for their environments, and the places of a
-group stay taken until its slowest episode ends."""
+"""Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and the places
+of a group stay taken until its slowest episode ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,8 @@ class World:
 
     async def step(self, groups: tuple[Group, ...], version: int) -> StepOutcome:
         """Implements `controller.ports.LearnerPort`."""
-        num_tokens = sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        num_tokens = sum(len(turn.context_ids) + len(turn.completion.ids) for turn in turns)
         seconds = self.model.step_s(num_tokens, self.case.num_learner_gpus)
         await trio.sleep(seconds)
         self.learner_busy_s += seconds
