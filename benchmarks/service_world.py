@@ -40,7 +40,7 @@ _CONTEXT = as_ids(np.ones(8192, np.int32))
 _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
 _CROWDING = 3
-"""Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and the places
+"""Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and places
 of a group stay taken until its slowest episode ends."""
 
 
