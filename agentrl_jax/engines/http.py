@@ -176,19 +176,20 @@ class HttpClient:
         return _Connection(stream)
 
     async def _exchange(self, connection: "_Connection", message: h11.Request, body: bytes) -> HttpResponse:
-        is_whole = False
+        is_kept = False
         try:
             await connection.send(message, body)
             response = await connection.receive(self._limits.max_response_bytes)
-            is_whole = True
+            # A server whose handler failed may close right after its answer (uvicorn does), and does not announce it.
+            is_kept = response.status < 500 and connection.is_reusable()
         except _BROKEN as error:
             raise HttpError(
                 f"{self.url} broke off {message.target.decode()}: {error or type(error).__name__}"
             ) from error
         finally:
-            if not (is_whole and connection.is_reusable()):
+            if not is_kept:
                 await trio.aclose_forcefully(connection.stream)
-        if connection.is_kept:
+        if is_kept:
             self._idle.append(connection)
         return response
 
@@ -196,16 +197,16 @@ class HttpClient:
 class _Connection:
     """One stream and what h11 knows of it. has_answered: the first byte of the present response is here."""
 
-    __slots__ = ("_h11", "has_answered", "is_kept", "stream", "used_at")
+    __slots__ = ("_h11", "has_answered", "stream", "used_at")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
-        self.has_answered = self.is_kept = False
+        self.has_answered = False
         self.used_at = 0.0
         self._h11 = h11.Connection(h11.CLIENT)
 
     async def send(self, message: h11.Request, body: bytes) -> None:
-        self.has_answered = self.is_kept = False
+        self.has_answered = False
         head = self._h11.send(message) or b""
         self._h11.send(h11.Data(body))
         self._h11.send(h11.EndOfMessage())
@@ -238,11 +239,11 @@ class _Connection:
 
     def is_reusable(self) -> bool:
         """Whether the server keeps the connection too; then it is ready for the next request."""
-        self.is_kept = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
-        if self.is_kept:
+        is_kept = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
+        if is_kept:
             self._h11.start_next_cycle()
             self.used_at = trio.current_time()
-        return self.is_kept
+        return is_kept
 
 
 def _split(url: str) -> tuple[SplitResult, str, int | None]:

@@ -81,6 +81,18 @@ async def test_other_requests_never_meet_such_a_connection(nursery: trio.Nursery
     assert server.num_connections == 2
 
 
+async def test_a_connection_whose_server_failed_is_not_used_again(nursery: trio.Nursery) -> None:
+    """uvicorn closes it a moment later; a request that is sent in between is lost."""
+    failure = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\n{}"
+    server = ScriptedServer(nursery, partial(answer, times=0, last=failure), partial(answer, times=2))
+    async with open_http_client("http://engine", connect=server.connect, limits=HttpLimits(reuse_s=2.0)) as client:
+        assert (await client.post("/a", {}, is_idempotent=False)).status == 500
+        assert client.statistics().num_idle == 0
+        for _ in range(2):
+            assert (await client.post("/b", {}, is_idempotent=False)).status == 200
+    assert server.num_connections == 2
+
+
 @pytest.mark.parametrize("last", [b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}"])
 async def test_a_half_answer_is_not_asked_for_again(nursery: trio.Nursery, last: bytes) -> None:
     server = ScriptedServer(nursery, partial(answer, times=1, last=last))
