@@ -109,6 +109,9 @@ class TrainConfig:
     eval_every: int | None = None
     """Also evaluate after each so-many-th step, at that step's policy and beside training (default: only before the
     first step and after the last)"""
+    stop_at: float | None = None
+    """Stop reinforcement learning once an evaluation beside it (--eval-every) has this success, above 0 and up to 1:
+    the mean over the environments, sampled (default: success does not end it)"""
     mismatch_alarm: float = 0.01
     """Warn where engines and learner disagree about tokens of one version by more than this (nats a token)"""
     profile: int = 0
@@ -166,6 +169,10 @@ class TrainConfig:
             raise ConfigError(
                 f"--eval-every must be >= 1, and --evaluation.num-tasks too, got {self.eval_every} and "
                 f"{self.evaluation.num_tasks}"
+            )
+        if self.stop_at is not None and (not 0.0 < self.stop_at <= 1.0 or self.eval_every is None):
+            raise ConfigError(
+                f"--stop-at must be in (0, 1], and goes with --eval-every, got {self.stop_at} and {self.eval_every}"
             )
         if not self.mismatch_alarm > 0.0:
             raise ConfigError(f"--mismatch-alarm must be > 0, got {self.mismatch_alarm}")

@@ -312,7 +312,7 @@ class _Training:
         return await trio.to_thread.run_sync(self.policies.score, ids, temperature)
 
     async def _loop(self, rollouts: Rollouts, plan: ResumePlan) -> tuple[int, int]:
-        """Learn until max_steps, max_minutes or a request to stop; return the steps taken and the last version."""
+        """Learn until a bound, the goal or a request to stop; return the steps taken and the last version."""
         await trio.to_thread.run_sync(compile_ahead, self.learner, self.config, self.say)
         parts = rollouts, self.engines, self.monitor
         self.reports = StepReports(self.config, self.policy, self.run_log, self.say, *parts)
@@ -327,6 +327,7 @@ class _Training:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.monitor.run)
             nursery.start_soon(_set_after, loop_stop, self.stop.wait)
+            nursery.start_soon(_set_after, loop_stop, self.evaluations.is_enough.wait)
             if self.config.max_minutes is not None:
                 nursery.start_soon(_set_after, loop_stop, partial(trio.sleep, 60 * self.config.max_minutes))
             async with trio.open_nursery() as self.beside:  # evaluations: one that has begun is finished

@@ -20,7 +20,10 @@ MODES = ("sampled", "greedy")
 
 
 class RunEvaluations:
-    """Evaluates on `rollouts`. until: returns on a request to stop, which ends an evaluation early."""
+    """Evaluates on `rollouts`. until: returns on a request to stop, which ends an evaluation early.
+
+    is_enough: set once an evaluation beside training has the success at which it is to stop.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class RunEvaluations:
     ) -> None:
         self._rollouts, self._config, self._run_log, self._say, self._until = rollouts, config, run_log, say, until
         self._is_beside = False
+        self.is_enough = trio.Event()
 
     async def evaluate(self, when: str, *, step: int, engine: Engine | None = None) -> Evaluations:
         """Evaluate in every mode that there is time for. when: "before", "during" or "after" training.
@@ -75,8 +79,19 @@ class RunEvaluations:
     ) -> None:
         async with opening as engine:
             task_status.started()
-            await self.evaluate("during", step=step, engine=engine)
+            results = await self.evaluate("during", step=step, engine=engine)
         self._is_beside = False
+        self._compare_to_goal(step, results)
+
+    def _compare_to_goal(self, step: int, results: Evaluations) -> None:
+        goal = self._config.stop_at
+        if goal is None or "sampled" not in results:
+            return
+        successes = [evaluation.success for evaluation in results["sampled"].values()]
+        mean = sum(successes) / len(successes)
+        if mean >= goal:
+            self._say(f"mean success {mean:.1%} after step {step}: --stop-at {goal:g} is reached")
+            self.is_enough.set()
 
     def conclude(self, before: Evaluations, after: Evaluations) -> None:
         """Say and log what was gained, in the modes that were evaluated before and after."""

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.evaluation import EvaluationConfig
+from agentrl_jax.evaluation import Evaluation, EvaluationConfig
 from launch.train import main
 from tests.launch.tiny_run import tiny
 
@@ -46,6 +46,26 @@ def test_an_evaluation_beside_training_is_of_the_version_that_its_step_left(
         assert record["num_episodes"] == 4
     turns = [turn for e in records(tmp_path / "run", "episodes.jsonl") for turn in e["turns"]]  # type: ignore[attr-defined]
     assert {turn["engine"] for turn in turns} <= {"current-0", "lagging-0"}
+
+
+@pytest.mark.slow
+def test_a_run_stops_at_the_success_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # So small a policy succeeds at nothing: let it count as a success to fail at all.
+    monkeypatch.setattr(Evaluation, "success", 0.5)
+    flags = ("--eval-every=1", "--stop-at=0.5", "--max-steps=1000", "--max-minutes=5", "--engine-devices=1")
+    assert main(tiny(tmp_path / "run", *flags)) == 0
+    assert "mean success 50.0% after step 1: --stop-at 0.5 is reached" in capsys.readouterr().out
+    metrics = records(tmp_path / "run", "metrics.jsonl")
+    assert sum(record["kind"] == "step" for record in metrics) < 100
+    assert {r["when"] for r in metrics if r["kind"] == "evaluation"} == {"before", "during", "after"}
+
+
+@pytest.mark.parametrize(("goal", "every"), [(0.0, 5), (1.1, 5), (float("nan"), 5), (0.5, None)])
+def test_a_goal_that_cannot_be_is_refused(goal: float, every: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"--stop-at must be in \(0, 1\], and goes with --eval-every"):
+        TrainConfig(stop_at=goal, eval_every=every)
 
 
 @pytest.mark.parametrize(("every", "num_tasks"), [(0, 4), (-1, 4), (2, 0)])
