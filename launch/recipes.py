@@ -81,9 +81,9 @@ QUICKSTART = TrainConfig(
     recipe="quickstart",
     tasks="alfworld,dbbench,knowledgegraph,os_interaction|kg,webshop",
     network=NetworkConfig(vocab_size=1280),
-    warm_up=WarmUpConfig(demonstrations=4000, steps=300),
+    warm_up=WarmUpConfig(demonstrations=4000, noise=0.3, steps=400),
     rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
-    max_steps=200,
+    max_steps=120,
     max_minutes=10.0,
 )
 """A small agent from nothing, within minutes and without a GPU."""
