@@ -153,3 +153,18 @@ def test_flags_that_only_make_sense_together_are_taken_together() -> None:
     assert config.rollout.max_staleness == 0
     config = parse_training(["--recipe=paper-7b", "--dry-run", "--pool.lagging-prob=0"], program="launch.train")[0]
     assert not config.pool.has_lagging  # whatever the period was
+
+
+def test_the_commands_of_the_guide_are_commands() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [line.split() for line in guide.splitlines() if line.startswith("python -m launch.train")]
+    assert len(commands) == 3
+    for command in commands:
+        given = [argument.replace("HOST:PORT", f"h:{number}") for number, argument in enumerate(command[3:])]
+        if "--recipe=smollm2" in given:
+            given.append("--model=DIR")
+        config, _ = parse_training([*given, "--dry-run"], program="launch.train")
+        assert config.recipe in RECIPES
+    for name in RECIPES:
+        if not name.startswith("single-"):
+            assert name.removeprefix("paper") in guide
