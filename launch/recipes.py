@@ -84,7 +84,7 @@ QUICKSTART = TrainConfig(
     warm_up=WarmUpConfig(demonstrations=4000, noise=0.3, steps=400),
     rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
     max_steps=120,
-    max_minutes=10.0,
+    max_minutes=8.0,
 )
 """A small agent from nothing, within minutes and without a GPU."""
 
