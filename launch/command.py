@@ -7,6 +7,7 @@ from typing import NoReturn, TypeVar
 import tyro
 
 from agentrl_jax.errors import ConfigError
+from launch.help import REGISTRY
 
 ConfigT = TypeVar("ConfigT")
 
@@ -14,7 +15,7 @@ ConfigT = TypeVar("ConfigT")
 def parse(config_type: type[ConfigT], arguments: Sequence[str] | None, *, program: str) -> ConfigT:
     """Parse `arguments` (None: the process's own). Prints a message and exits with code 2 if they are wrong."""
     try:
-        return tyro.cli(config_type, args=arguments, prog=f"python -m {program}")
+        return tyro.cli(config_type, args=arguments, prog=f"python -m {program}", registry=REGISTRY)
     except ConfigError as error:
         refuse(error, program=program)
 

@@ -19,6 +19,7 @@ from launch.command import parse as parse
 from launch.command import printer as printer
 from launch.command import refuse as refuse
 from launch.flags import check_all_known
+from launch.help import REGISTRY
 from launch.recipes import RECIPES, recipe_named
 from launch.remote import is_remote, remote_families
 from launch.start import Start, read_start
@@ -54,6 +55,7 @@ def _parse(arguments: Sequence[str] | None, default: TrainConfig, *, program: st
         description=_description(),
         default=default,
         return_unknown_args=True,
+        registry=REGISTRY,
     )
     check_all_known(unknown, config)
     return config
