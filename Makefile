@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
-FAST := not slow and not soak and not torch and not sglang and not agentrl and not mariadb and not docker and not bubblewrap and not bfcl and not chromium
+SERVED := sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium
+FAST := not slow and not soak and not torch and not ($(SERVED))
 
-.PHONY: install install-servers check test test-services test-servers soak quickstart gpu-check clean
+.PHONY: install install-services check test test-services soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -34,8 +35,13 @@ check: $(STAMP)
 test: check
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
-# What needs more than the base installation or more than seconds: real training runs, torch parity.
-SERVICES := bubblewrap mariadb docker chromium bfcl agentrl sglang
+# What needs more than the base installation or more than seconds: real training runs, torch, real servers and engines.
+APT_SERVICES := bubblewrap mariadb docker chromium
+PIP_SERVICES := pretrained bfcl agentrl sglang
+# Fast, but skipped where there is no sandbox yet.
+SANDBOXED := tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py $(wildcard tests/envs/test_os_*.py) tests/faults/test_env_os.py
+# Tests of one service share a worker, which starts its servers once; most of them wait more than they compute.
+SERVICE_WORKERS ?= 3
 TORCH := .venv-services/.installed
 
 $(TORCH): requirements/services.txt $(STAMP)
@@ -45,20 +51,16 @@ $(TORCH): requirements/services.txt $(STAMP)
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-test-services: $(STAMP) $(TORCH)
-	tools/install_pretrained.sh
+test-services: install-services
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
-	$(PYTEST) -m "slow and not soak and not sglang and not agentrl and not mariadb and not docker and not bubblewrap and not bfcl and not chromium"
+	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) -m "$(FAST)" $(SANDBOXED)
+	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) --dist loadgroup -m "(slow or $(SERVED)) and not soak and not torch"
 	tools/second_interpreter.sh
 
-install-servers: $(STAMP)
-	set -e; for service in $(SERVICES); do tools/install_$$service.sh; done
-
-# Real servers and engines. Each service's tests share a worker, which starts its servers once; most of them wait more
-# than they compute.
-test-servers: install-servers
-	AGENTRL_SERVERS=1 $(PYTEST) -m "not soak and not docker" tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py tests/envs/test_os_*.py tests/faults/test_env_os.py
-	AGENTRL_SERVERS=1 $(PYTEST) -n $(WORKERS) --dist loadgroup -m "(sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium) and not soak"
+# Those that the system's package manager installs, one after the other, beside those that pip installs.
+install-services: $(STAMP) $(TORCH)
+	set -e; (for service in $(APT_SERVICES); do tools/install_$$service.sh; done) & \
+	  for service in $(PIP_SERVICES); do tools/install_$$service.sh; done; wait $$!
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)
