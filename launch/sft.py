@@ -21,6 +21,7 @@ from agentrl_jax.sft_run import SftData, SftResult, run_sft, split_conversations
 from agentrl_jax.sharding import parse_mesh
 from launch.config import make_families, printer, refuse
 from launch.devices import check_alone, open_mesh
+from launch.help import REGISTRY
 from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
 
 PROGRAM = "launch.sft"
@@ -60,7 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SftConfig, dict[str, str]]:
     recipe = SftConfig()
     if start.model is not None:
         recipe = replace(recipe, learner=LearnerConfig(learning_rate=PRETRAINED_RATE))
-    config = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=recipe)
+    config = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=recipe, registry=REGISTRY)
     config.check_source()
     _check_effects(config)
     run_dir = config.run_dir or Path("runs") / f"sft-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
