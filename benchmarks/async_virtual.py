@@ -15,20 +15,19 @@ from benchmarks.service_world import Case, Outcome, Work, colocated, simulate
 
 NAME = "async_vs_sync"
 STALENESS = (0, 1, 2, 4)
-_NEAR = 1.1
-"""Steps of a division worth trying, by its bound, over those of the best one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """num_steps: that count, of each run. num_divisions: of the GPUs that are tried, at the most.
-    sigmas: of the sensitivity table, on the fewest GPUs. A repeat is a seed: other draws, another order of tasks."""
+    """num_steps: that count, of each run. rooms: of the divisions that are tried on the fewest GPUs (`with_room`).
+    sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times. A repeat is a seed: other draws, another order of tasks."""
 
     gpus: tuple[int, ...]
     sigmas: tuple[float, ...]
     num_steps: int
     repeats: int
-    num_divisions: int
+    tail_repeats: int
+    rooms: tuple[float, ...]
     staleness: tuple[int, ...] = STALENESS
 
 
@@ -40,27 +39,32 @@ class Repeat:
     runs: Mapping[int, Outcome]
 
 
-def candidates(model: ServiceModel, work: Work, num_gpus: int, num: int) -> list[Bound]:
-    """Up to `num` divisions whose bounds are near the best one, with as many engines as that one or more: engines that
-    are always full are no use if a turn then takes for ever."""
+def with_room(model: ServiceModel, work: Work, num_gpus: int, room: float) -> Bound:
+    """The division of the best bound on which the engines need at most `room` of the learner's time, if there is one.
+
+    Engines that could just keep up only do so with turns that take for ever, and then groups get too old.
+    """
     every = bounds(model, work, num_gpus)
-    near = [found for found in every if found.step_s <= _NEAR * every[0].step_s]
-    near = sorted((f for f in near if f.num_engines >= every[0].num_engines), key=lambda found: found.num_engines)
-    places = {round(index * (len(near) - 1) / max(1, num - 1)) for index in range(num)}
-    return [near[place] for place in sorted(places)]
+    return next((found for found in every if found.engine_s <= room * found.learner_s), every[0])
 
 
-def divide(model: ServiceModel, tail: Tail, num_gpus: int, size: Size) -> Bound:
-    """The division of the GPUs on which the asynchronous run is fastest, among some of good bounds."""
+def find_room(model: ServiceModel, tail: Tail, size: Size) -> float:
+    """The one of `size.rooms` with which the asynchronous run on the fewest GPUs is fastest."""
+    num_gpus = min(size.gpus)
+    if len(size.rooms) == 1:
+        return size.rooms[0]
     work = simulate(colocated(num_gpus, num_steps=1), model, tail).work
-    found = candidates(model, work, num_gpus, size.num_divisions)
-    if len(found) == 1:
-        return found[0]
 
-    def speed(division: Bound) -> float:
-        return simulate(on(division, max(size.staleness), num_steps=2), model, tail).tokens_per_s
+    def speed(room: float) -> float:
+        case = on(with_room(model, work, num_gpus, room), max(size.staleness), num_steps=3)
+        return simulate(case, model, tail).tokens_per_s
 
-    return max(found, key=speed)
+    return max(size.rooms, key=speed)
+
+
+def divide(model: ServiceModel, tail: Tail, num_gpus: int, room: float) -> Bound:
+    """The division of the GPUs for this tail's batches (`with_room`)."""
+    return with_room(model, simulate(colocated(num_gpus, num_steps=1), model, tail).work, num_gpus, room)
 
 
 def on(division: Bound, max_staleness: int, *, num_steps: int, seed: int = 0) -> Case:
@@ -158,11 +162,11 @@ def halves_figures(model: ServiceModel, tail: Tail, num_gpus: int, repeats: Sequ
     yield from run_figures(model, f"gpus={num_gpus} halves", [simulate(half, model, tail)], baselines)
 
 
-def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size) -> Iterator[Figure]:
-    """One row of the sensitivity table: each tail with its own latency and its own division of the GPUs."""
-    division = divide(model, tail, num_gpus, size)
+def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size, room: float) -> Iterator[Figure]:
+    """One row of the sensitivity table: each tail with its own latency and division of the GPUs."""
+    division = divide(model, tail, num_gpus, room)
     k = max(size.staleness)
-    repeats = [repeat(model, tail, division, replace(size, staleness=(k,)), seed) for seed in range(size.repeats)]
+    repeats = [repeat(model, tail, division, replace(size, staleness=(k,)), seed) for seed in range(size.tail_repeats)]
     runs, baselines = [found.runs[k] for found in repeats], [found.baseline for found in repeats]
     case = f"sigma={tail.sigma} gpus={num_gpus} max_staleness={k}"
     wanted = {"tokens_per_s", "over_colocated", "fraction_of_bound", "straggler_wait_frac"}
@@ -181,9 +185,10 @@ def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size) -> 
 def virtual_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     """Everything, a list at a time, as it is found: first the sizes, then the tails."""
     tail = model.published_tail
+    room = find_room(model, tail, size)
     for num_gpus in size.gpus:
-        division = divide(model, tail, num_gpus, size)
+        division = divide(model, tail, num_gpus, room)
         repeats = [repeat(model, tail, division, size, seed) for seed in range(size.repeats)]
         yield [*size_figures(model, division, repeats), *halves_figures(model, tail, num_gpus, repeats)]
     for sigma in size.sigmas:
-        yield list(tail_figures(model, model.tail(sigma), size.gpus[0], size))
+        yield list(tail_figures(model, model.tail(sigma), min(size.gpus), size, room))

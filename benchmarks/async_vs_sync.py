@@ -31,8 +31,12 @@ from benchmarks.service_calibration import SIGMAS
 from benchmarks.service_model import load
 from launch.config import parse
 
-VIRTUAL = async_virtual.Size(gpus=(16, 32, 64), sigmas=SIGMAS, num_steps=2, repeats=3, num_divisions=2)
-VIRTUAL_QUICK = async_virtual.Size(gpus=(16,), sigmas=(), num_steps=2, repeats=1, num_divisions=2, staleness=(0, 4))
+VIRTUAL = async_virtual.Size(
+    gpus=(16, 32, 64), sigmas=SIGMAS, num_steps=2, repeats=3, tail_repeats=1, rooms=(0.6, 0.85)
+)
+VIRTUAL_QUICK = async_virtual.Size(
+    gpus=(16,), sigmas=(), num_steps=2, repeats=1, tail_repeats=1, rooms=(0.85,), staleness=(0, 4)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

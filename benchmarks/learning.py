@@ -5,7 +5,8 @@
 Arms: `full`; `no-cross-policy` (no lagging policy); `no-task-normalisation`; `synchronous` (max_staleness 0);
 `specialist-ENV` (trained on one environment alone, for as many steps, each as large). All arms of a seed begin with the
 same warm policy, made by copying and demonstrations, take as many steps, and are evaluated on the same held-out tasks.
-At the end two policies are evaluated alone and mixed by turns (cross-policy sampling) and by episodes: pass@k by k.
+At the end two policies (two specialists, or a trained policy and the warm one) are evaluated alone and mixed by turns
+(cross-policy sampling) and by episodes: pass@k by k.
 
 By default two arms with two seeds; with --full all arms with five. Both may be stopped at any time: the same command
 goes on. Each finished cell is a line of OUT/cells.jsonl, and figures are made of the lines that are there.
@@ -80,7 +81,7 @@ class Options:
     def arms(self, settings: Settings) -> tuple[str, ...]:
         """Those that are run."""
         if not self.full:
-            return ("full", "no-task-normalisation")
+            return ("full",) if self.quick else ("full", "no-task-normalisation")
         return (*ARMS, *(SPECIALIST + env for env in settings.tasks))
 
     @property
@@ -94,8 +95,8 @@ def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int]) -> None:
         for arm in arms:
             cells.arm(arm, seed)
     specialists = [arm for arm in arms if arm.startswith(SPECIALIST)]
-    # Two policies that know different things, as far as there are any.
-    first, second = (specialists if len(specialists) >= 2 else arms)[:2]
+    # Two policies that know different things; without specialists what a run would mix: its newest and an old one.
+    first, second = specialists[:2] if len(specialists) >= 2 else (arms[0], "policy")
     cells.mixtures(f"{first}-{seeds[0]}", f"{second}-{seeds[0]}")
 
 

@@ -39,9 +39,9 @@ _ENV = "webshop"
 _CONTEXT = as_ids(np.ones(8192, np.int32))
 _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
-_CROWDING = 3
+_CROWDING = 2
 """Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and places
-of a group stay taken until its slowest episode ends."""
+of a group stay taken until its slowest episode ends. Many more, and they take each other's prefixes out of the caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Case:
     """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
 
     num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
-    num_places: groups that run at a time; None: three times what the caches hold.
+    num_places: groups that run at a time; None: twice what the caches hold.
     """
 
     num_engines: int

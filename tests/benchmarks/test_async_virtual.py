@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from benchmarks import async_virtual
-from benchmarks.async_virtual import Repeat, Size, divide, fraction_of_bound, on, size_figures
+from benchmarks.async_virtual import Repeat, Size, divide, find_room, fraction_of_bound, on, size_figures, with_room
 from benchmarks.async_vs_sync import main
 from benchmarks.scale import main as scale
 from benchmarks.service_bound import bounds
@@ -29,7 +29,7 @@ def sync() -> Outcome:
 
 @pytest.fixture(scope="module")
 def asynchronous(sync: Outcome) -> Outcome:
-    division = bounds(SMALL, sync.work, 8)[0]
+    division = with_room(SMALL, sync.work, 8, 0.85)
     return simulate(on(division, 4, num_steps=3), SMALL, TAIL)
 
 
@@ -129,17 +129,30 @@ def test_figures_by_hand() -> None:
     assert found["gpus=16 best", "published_ratio"].value == 1.9
 
 
-def test_the_division_is_searched_for_among_the_best_bounds(monkeypatch: pytest.MonkeyPatch, sync: Outcome) -> None:
-    first, second, third = bounds(SMALL, sync.work, 8)[:3]
-    speeds = {first.num_engines: 1.0, second.num_engines: 3.0, third.num_engines: 2.0}
+def test_the_division_leaves_engines_the_room_that_is_asked_for(sync: Outcome) -> None:
+    every = bounds(SMALL, sync.work, 64)
+    for room in (0.7, 0.85, 1.0):
+        found = with_room(SMALL, sync.work, 64, room)
+        assert found.engine_s <= room * found.learner_s
+        better = [other for other in every if other.step_s < found.step_s]
+        assert all(other.engine_s > room * other.learner_s for other in better)
+    assert with_room(SMALL, sync.work, 64, 0.0) == every[0]  # nothing leaves so much
 
-    def fake(case: Case, model: object, tail: Tail) -> Outcome:
-        return sync if case.is_colocated else replace(sync, case=case, seconds=1 / speeds[case.num_engines])
 
-    monkeypatch.setattr(async_virtual, "simulate", fake)
-    size = Size(gpus=(8,), sigmas=(), num_steps=1, repeats=1, num_divisions=3)
-    assert divide(SMALL, TAIL, 8, size).num_engines == second.num_engines
-    assert divide(SMALL, TAIL, 8, replace(size, num_divisions=1)).num_engines == first.num_engines
+def test_the_division_is_searched_for(monkeypatch: pytest.MonkeyPatch, sync: Outcome) -> None:
+    engines = {room: with_room(SMALL, sync.work, 64, room).num_engines for room in (1.0, 0.5)}
+    assert engines[1.0] < engines[0.5]
+    for fastest in engines.values():
+
+        def fake(case: Case, model: object, tail: Tail, fastest: int = fastest) -> Outcome:
+            return sync if case.is_colocated else replace(sync, case=case, seconds=abs(case.num_engines - fastest) + 1)
+
+        monkeypatch.setattr(async_virtual, "simulate", fake)
+        size = Size(gpus=(64, 128), sigmas=(), num_steps=1, repeats=1, tail_repeats=1, rooms=(1.0, 0.5))
+        room = find_room(SMALL, TAIL, size)
+        assert engines[room] == fastest
+        assert divide(SMALL, TAIL, 64, room).num_engines == fastest
+    assert find_room(SMALL, TAIL, replace(size, rooms=(0.7,))) == 0.7
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_every_arm_starts_from_the_policy_of_its_seed_with_its_own_flags(tmp_pat
     evaluated = [call for call in run.calls if call[0] == "launch.evaluate"]
     assert len(evaluated) == 4  # three arms and the mixtures
     assert all("--tasks=kg,alfworld" in call for call in evaluated)  # a specialist on what it was not trained on, too
-    assert evaluated[-1][3:9] == ["--name", "full-0", "synchronous-0", "--mix", "single", "turn"]
+    assert evaluated[-1][3:9] == ["--name", "full-0", "policy-0", "--mix", "single", "turn"]
 
 
 def test_finished_cells_are_not_run_again_and_one_cut_short_goes_on(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_contradicting_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_tiny_experiment_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", f"--out={tmp_path}"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"benchmark"')]
-    assert {line["case"] for line in lines} >= {"full kg", "no-task-normalisation kg", "full step=1"}
+    assert {line["case"] for line in lines} >= {"full kg", "full step=1"}
     assert any(line["metric"] == "pass_at_k" for line in lines)
 
     def never(arguments: Sequence[str]) -> None:
