@@ -20,7 +20,10 @@ STALENESS = (0, 1, 2, 4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """num_steps: that count, of each run. rooms: of the divisions that are tried on the fewest GPUs (`with_room`).
-    sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times. A repeat is a seed: other draws, another order of tasks."""
+
+    sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times. A repeat is a seed: other draws, another
+    order of tasks.
+    """
 
     gpus: tuple[int, ...]
     sigmas: tuple[float, ...]

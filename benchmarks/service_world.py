@@ -41,7 +41,7 @@ _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
 _CROWDING = 2
 """Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and places
-of a group stay taken until its slowest episode ends. Many more, and they take each other's prefixes out of the caches."""
+of a group stay taken until its slowest episode ends. With many more, they take each other's prefixes out of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
