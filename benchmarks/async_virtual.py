@@ -10,8 +10,9 @@ from statistics import median
 
 from benchmarks.figures import Figure, summarise
 from benchmarks.service_bound import Bound, bounds
+from benchmarks.service_cases import Case, Outcome, Work, colocated
 from benchmarks.service_model import ServiceModel, Tail
-from benchmarks.service_world import Case, Outcome, Work, colocated, simulate
+from benchmarks.service_world import simulate
 
 NAME = "async_vs_sync"
 STALENESS = (0, 1, 2, 4)

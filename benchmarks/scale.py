@@ -29,8 +29,9 @@ from benchmarks.figures import Figure, json_lines, summarise, table
 from benchmarks.report_plots import draw
 from benchmarks.report_results import Kept
 from benchmarks.service_bound import bounds
+from benchmarks.service_cases import Case, Outcome, colocated
 from benchmarks.service_model import ServiceModel, Tail, load
-from benchmarks.service_world import Case, Outcome, colocated, simulate
+from benchmarks.service_world import simulate
 from launch.command import parse
 
 NAME = "scale"

@@ -19,8 +19,8 @@ costs are left out, as is every wait; the bound is therefore not quite reachable
 
 from dataclasses import dataclass
 
+from benchmarks.service_cases import Work
 from benchmarks.service_model import ServiceModel
-from benchmarks.service_world import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

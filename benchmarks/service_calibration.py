@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_jax.errors import ConfigError
+from benchmarks.service_cases import colocated
 from benchmarks.service_model import ServiceModel, Tail, load
-from benchmarks.service_world import colocated, simulate
+from benchmarks.service_world import simulate
 from launch.config import parse
 
 SIGMAS = (0.3, 0.5, 0.7, 1.0, 1.3, 1.5)

@@ -7,8 +7,8 @@ engines, learner, publishes and environments take. A turn is an event, a token i
 max_staleness 0 allows, where nothing is sampled while a step is taken.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -24,7 +24,6 @@ from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
 from agentrl_jax.env import Action, Message, StepResult, Tool
-from agentrl_jax.errors import ConfigError
 from agentrl_jax.rendering.protocol import Stream
 from agentrl_jax.rendering.streams import AppendedStream
 from agentrl_jax.seeding import derive_seed
@@ -32,6 +31,7 @@ from agentrl_jax.testing.envs import ScriptedFamily
 from agentrl_jax.testing.latency import StepLatency
 from agentrl_jax.testing.virtual import run_virtual
 from agentrl_jax.types import EpisodeEnd, Group, Ids, Task, as_ids
+from benchmarks.service_cases import Case, Outcome, Work, total, work_of
 from benchmarks.service_engine import ServiceEngine
 from benchmarks.service_model import ServiceModel, Tail
 
@@ -42,107 +42,6 @@ _NO_DEADLINE_S = 1e6
 _CROWDING = 2
 """Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and places
 of a group stay taken until its slowest episode ends. With many more, they take each other's prefixes out of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
-
-    num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
-    num_places: groups that run at a time; None: twice what the caches hold.
-    """
-
-    num_engines: int
-    num_learner_gpus: int
-    max_staleness: int
-    num_steps: int = 8
-    is_colocated: bool = False
-    num_groups: int | None = None
-    num_places: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.is_colocated and (self.max_staleness or self.num_engines != self.num_learner_gpus):
-            raise ConfigError("a colocated run has max_staleness 0, and engines and learner on the same GPUs")
-
-    @property
-    def num_gpus(self) -> int:
-        return self.num_engines if self.is_colocated else self.num_engines + self.num_learner_gpus
-
-    @property
-    def num_warm_up_steps(self) -> int:
-        """All that was admitted at once at the start is consumed by then, and what was admitted after it is not."""
-        return self.max_staleness + 1 if self.max_staleness else 0
-
-
-def colocated(num_gpus: int, *, num_steps: int = 8) -> Case:
-    """The stronger synchronous baseline."""
-    return Case(
-        num_engines=num_gpus, num_learner_gpus=num_gpus, max_staleness=0, num_steps=num_steps, is_colocated=True
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the measured batches asked for, whoever did it and when.
-
-    num_turns, num_tokens: of the episodes. sampled_tokens: of them. new_tokens: the others, to be prefilled once at
-    least. context_tokens: summed over sampled tokens, how many tokens stood before them.
-    """
-
-    num_steps: int
-    num_groups: int
-    num_turns: int
-    num_tokens: float
-    sampled_tokens: float
-    new_tokens: float
-    context_tokens: float
-
-    def scaled(self, factor: float) -> "Work":
-        """As much of everything in every step."""
-        return Work(
-            num_steps=self.num_steps,
-            num_groups=round(factor * self.num_groups),
-            num_turns=round(factor * self.num_turns),
-            num_tokens=factor * self.num_tokens,
-            sampled_tokens=factor * self.sampled_tokens,
-            new_tokens=factor * self.new_tokens,
-            context_tokens=factor * self.context_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The measured steps of one run.
-
-    seconds: virtual; total_s: of the whole run. Busy shares: of the learner's GPUs (publishes included), and of the
-    engines. num_live: running groups, mean over the ends of steps. straggler_wait_frac: of the time.
-    group_s: mean time of a group.
-    """
-
-    case: Case
-    work: Work
-    seconds: float
-    total_s: float
-    learner_busy_frac: float
-    engine_busy_frac: float
-    num_live: float
-    straggler_wait_frac: float
-    age_max: int
-    lag_max: int
-    group_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.work.num_tokens / self.seconds
-
-    @property
-    def groups_per_s(self) -> float:
-        return self.work.num_groups / self.seconds
-
-    @property
-    def step_s(self) -> float:
-        return self.seconds / self.work.num_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,29 +57,6 @@ class _Step:
     age_max: int
     lag_max: int
     group_s: float
-
-
-def work_of(groups: Iterable[Group]) -> Work:
-    """What one batch asked for."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    sampled = context = num_tokens = 0
-    for trajectory in trajectories:
-        stood = 0
-        for turn in trajectory.turns:
-            num = len(turn.completion.ids)
-            stood += len(turn.context_ids)
-            context += num * stood + num * (num - 1) // 2
-            stood, sampled = stood + num, sampled + num
-        num_tokens += stood
-    return Work(
-        num_steps=1,
-        num_groups=len({trajectory.group_id for trajectory in trajectories}),
-        num_turns=sum(len(trajectory.turns) for trajectory in trajectories),
-        num_tokens=num_tokens,
-        sampled_tokens=sampled,
-        new_tokens=num_tokens - sampled,
-        context_tokens=context,
-    )
 
 
 def _oldest_version(group: Group) -> int:
@@ -363,7 +239,7 @@ class World:
         engine_s = last.engine_busy_s - (before.engine_busy_s if before else 0.0)
         return Outcome(
             case=self.case,
-            work=_total(step.work for step in measured),
+            work=total(step.work for step in measured),
             seconds=seconds,
             total_s=last.ended_s,
             learner_busy_frac=learner_s / seconds,
@@ -374,11 +250,6 @@ class World:
             lag_max=max(step.lag_max for step in self.steps),
             group_s=fmean(step.group_s for step in measured),
         )
-
-
-def _total(works: Iterable[Work]) -> Work:
-    parts = [astuple(work) for work in works]
-    return Work(**dict(zip((field.name for field in fields(Work)), map(sum, zip(*parts, strict=True)), strict=True)))
 
 
 def simulate(case: Case, model: ServiceModel, tail: Tail) -> Outcome:

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from benchmarks.service_bound import bound, bounds
+from benchmarks.service_cases import Case, Work, colocated
 from benchmarks.service_model import FILE, ServiceModel, Tail, load
-from benchmarks.service_world import Case, Work, colocated
 
 MODEL = load()
 WORK = Work(
