@@ -204,7 +204,7 @@ async def _open(
 
 def _transport(config: PublishConfig, weights: ServerWeights, facts: ServerFacts, sidecars: trio.Nursery) -> Transport:
     if config.transport == "disk":
-        return DiskTransport(weights)
+        return DiskTransport(weights, stages=facts.engine == "agentrl_jax")
     if config.transport == "tensor":
         return TensorTransport(weights, facts.tp_size)
     assert config.python is not None

@@ -114,7 +114,7 @@ class Publisher:
             if self._served is not None and self._served[0].version == export.version and not await self.doubt():
                 self.state = PublishState.SERVING
                 return
-            await self._transport.prepare()
+            await self._transport.prepare(export)
             async with AsyncExitStack() as held:
                 if self._config.mode == "drain":
                     await held.enter_async_context(self._gate.closed())

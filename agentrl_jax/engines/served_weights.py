@@ -1,7 +1,8 @@
 """The endpoints that replace weights, and stop and go on with sampling for it. No jax."""
 
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from agentrl_jax.engines.sglang_schema import (
     CheckWeights,
     Nothing,
     PauseGeneration,
+    StageWeights,
     UpdateFromDisk,
     UpdateFromTensor,
     parse_body,
@@ -42,7 +44,8 @@ class WeightEndpoints:
         self._forget_prefixes = forget_prefixes
         self.path = model.path
         self.is_paused = False
-        self._loaded: Any = None  # None: what `path` holds
+        self._loaded: _Weights | None = None  # None: what `path` holds
+        self._staged: tuple[str, _Weights] | None = None
         self._last_folder: tuple[str, str] | None = (model.path, names.current)  # None: tensors came later
         self._update: _TensorUpdate | None = None
         self._lock = trio.Lock()
@@ -95,7 +98,7 @@ class WeightEndpoints:
                 return _verdict()
             try:
                 weights = await trio.to_thread.run_sync(self._load_tensors, update.tensors)
-                await self._publish(weights, update.weight_version, aborts=update.aborts)
+                await self._publish(_Weights(weights), update.weight_version, aborts=update.aborts)
                 self._last_folder = None
             except (ConfigError, EngineError) as error:
                 return _verdict(str(error))
@@ -123,16 +126,32 @@ class WeightEndpoints:
         if hash_weights is None:
             raise HttpProblem(501, "this engine cannot tell what its tensors hash to")
         async with self._lock:
-            if self._loaded is None:
+            loaded = self._loaded
+            if loaded is None:
                 try:
-                    self._loaded = await trio.to_thread.run_sync(self._model.load_weights, Path(self.path))
+                    loaded = await trio.to_thread.run_sync(self._load, self.path)
                 except ConfigError as error:
                     return _verdict(str(error))
-            checksums = await trio.to_thread.run_sync(hash_weights, self._loaded)
+            checksums = loaded.hashes
+            if checksums is None:
+                checksums = await trio.to_thread.run_sync(hash_weights, loaded.weights)
+            self._loaded = _Weights(loaded.weights, checksums)
         whole = sha256("".join(f"{name}{checksums[name]}" for name in sorted(checksums)).encode()).hexdigest()[:16]
         place = {"tp_rank": 0, "tp_size": 1}
         rank = {"checksums": checksums, "per_gpu_checksum": whole, "parallelism_info": place}
         return json_answer({"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": whole})
+
+    async def stage(self, request: HttpRequest) -> Answer:
+        """Load and hash a folder's weights while others serve, so that `from_disk` of it need not in a pause."""
+        path = parse_body(request.body, StageWeights).model_path
+        async with self._lock:
+            if self._staged is None or self._staged[0] != path:
+                self._staged = None  # room for the next ones
+                try:
+                    self._staged = path, await trio.to_thread.run_sync(self._load_and_hash, path)
+                except ConfigError as error:
+                    return _verdict(str(error))
+        return _verdict()
 
     async def from_disk(self, request: HttpRequest) -> Answer:
         """Names and shapes are checked before anything changes; a repeated request changes nothing."""
@@ -142,7 +161,7 @@ class WeightEndpoints:
             if (asked.model_path, name) == self._last_folder and name == self._names.current:
                 return _verdict()
             try:
-                weights = await trio.to_thread.run_sync(self._model.load_weights, Path(asked.model_path))
+                weights = await self._found(asked.model_path)
                 await self._publish(weights, name, aborts=asked.abort_all_requests)
             except (ConfigError, EngineError) as error:
                 return _verdict(str(error))
@@ -150,11 +169,24 @@ class WeightEndpoints:
             self._last_folder = asked.model_path, self._names.current
         return _verdict()
 
-    async def _publish(self, weights: Any, name: str | None, *, aborts: bool) -> None:
+    async def _found(self, path: str) -> "_Weights":
+        staged, self._staged = self._staged, None
+        if staged is not None and staged[0] == path:
+            return staged[1]
+        return await trio.to_thread.run_sync(self._load, path)
+
+    def _load(self, path: str) -> "_Weights":
+        return _Weights(self._model.load_weights(Path(path)))
+
+    def _load_and_hash(self, path: str) -> "_Weights":
+        weights, hash_weights = self._load(path).weights, self._model.hash_weights
+        return _Weights(weights, None if hash_weights is None else hash_weights(weights))
+
+    async def _publish(self, weights: "_Weights", name: str | None, *, aborts: bool) -> None:
         if aborts:
             self._turns.abort_all()
         unnamed = str(self._engine.version + 1)
-        await self._engine.publish(weights, self._names.next_version(unnamed if name is None else name))
+        await self._engine.publish(weights.weights, self._names.next_version(unnamed if name is None else name))
         self._loaded = weights
 
     def _load_tensors(self, tensors: Tensors) -> Any:
@@ -165,6 +197,14 @@ class WeightEndpoints:
             if (config := Path(self._model.path) / "config.json").is_file():
                 shutil.copy(config, folder)
             return self._model.load_weights(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """As `load_weights` returns them. hashes: None as long as nobody has asked for them."""
+
+    weights: Any
+    hashes: Mapping[str, str] | None = None
 
 
 class _TensorUpdate:

@@ -2,7 +2,8 @@
 
 What differs from SGLang, always to the stricter side: a publish never leaves a prompt's cache computed by older weights
 (`in_place` and `retract` are the same here); a folder of weights must hold every tensor and no other, and a refused one
-leaves the old weights serving; tensors that come in requests are served together, when their update ends.
+leaves the old weights serving; tensors that come in requests are served together, when their update ends. More than SGLang
+has: /stage_weights loads and hashes a folder while turns go on, so that the pause in which it is served is short.
 """
 
 from collections.abc import Awaitable, Callable
@@ -104,6 +105,7 @@ class EngineServer:
             "/continue_generation": weights.resume,
             "/begin_weight_update": weights.begin,
             "/end_weight_update": weights.end,
+            "/stage_weights": weights.stage,
             "/update_weights_from_disk": weights.from_disk,
             "/update_weights_from_tensor": weights.from_tensors,
             "/weights_checker": weights.check,

@@ -139,6 +139,12 @@ class UpdateFromDisk(msgspec.Struct, kw_only=True):
     flush_cache: bool = True
 
 
+class StageWeights(msgspec.Struct, kw_only=True):
+    """Of this package's server only."""
+
+    model_path: str
+
+
 class UpdateFromTensor(msgspec.Struct, kw_only=True):
     """serialized_named_tensors: for each rank, of which there is one. weight_version: of the last request only."""
 

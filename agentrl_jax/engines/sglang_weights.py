@@ -118,6 +118,10 @@ class ServerWeights:
         """Finish the update that is open."""
         self._verdict(await self._client.post("/end_weight_update", {}, is_idempotent=True))
 
+    async def stage(self, folder: Path) -> None:
+        """Have a server of this package load and hash a folder while it samples, which `from_disk` then need not."""
+        self._verdict(await self._client.post("/stage_weights", {"model_path": str(folder)}, is_idempotent=True))
+
     async def from_disk(self, folder: Path, weight_version: str, *, flush_cache: bool) -> None:
         """Load a folder of config.json and safetensors that the server can read under the same path."""
         body = {"model_path": str(folder), "weight_version": weight_version, "flush_cache": flush_cache}

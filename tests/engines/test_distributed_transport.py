@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import trio
 
+from agentrl_jax.engines.exports import Export
 from agentrl_jax.engines.sglang_weights import ServerWeights
 from agentrl_jax.engines.transports import distributed
 from agentrl_jax.engines.transports.distributed import DistributedSettings, DistributedTransport
@@ -31,6 +32,9 @@ class Server:
             raise EngineError("no")
 
 
+ANY_EXPORT = Export(folder=Path(), version=1, dtype="float32", places={}, checksums={})
+
+
 def transport(server: Server, nursery: trio.Nursery) -> DistributedTransport:
     settings = DistributedSettings(
         python=Path(sys.executable), host="127.0.0.1", backend="gloo", device="cpu", bucket_bytes=1000, timeout_s=60.0
@@ -48,9 +52,9 @@ async def test_a_group_that_was_not_joined_is_not_taken_for_one_that_was(
     joining = transport(server, nursery)
     with trio.fail_after(30.0):
         with pytest.raises(EngineError, match="no"):
-            await joining.prepare()
+            await joining.prepare(ANY_EXPORT)
         for _ in range(2):
-            await joining.prepare()
+            await joining.prepare(ANY_EXPORT)
     assert len(server.groups) == len(set(server.groups)) == 2  # the second is kept, and a process of its own
 
 
@@ -61,4 +65,4 @@ async def test_a_process_that_ends_is_an_error(
     script.write_text("raise SystemExit(1)")
     monkeypatch.setattr(distributed, "_SCRIPT", script)
     with trio.fail_after(30.0), pytest.raises(EngineError, match="the broadcasting process has ended"):
-        await transport(Server(joins_from=1), nursery).prepare()
+        await transport(Server(joins_from=1), nursery).prepare(ANY_EXPORT)

@@ -57,7 +57,7 @@ async def test_every_engine_serves_what_was_published(tmp_path: Path, autojump_c
             found[completion.engine, completion.version_spans[0].version] += 1
         assert found.keys() == {("current-0", 2), ("current-1", 2), ("lagging-0", 1)}
         assert await world.publish(4) == {"current-0": 4, "current-1": 4, "lagging-0": 4}
-        order = ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+        order = ["/stage_weights", "/pause_generation", "/update_weights_from_disk", "/continue_generation"]
         assert [path for path in world.hosts["lagging-0"].paths if path in order] == order * 2
         states = world.fleet.statistics()
         assert {s.state for s in states.values()} == {"serving"}

@@ -174,6 +174,47 @@ async def test_an_aborted_turn_returns_what_it_had(
     assert served.engine.statistics().running == 0
 
 
+async def test_weights_are_loaded_and_hashed_before_the_pause_in_which_they_are_served(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    deeds: list[str] = []
+
+    def load(folder: Path) -> str:
+        deeds.append(f"load {folder.name}")
+        return only_existing(folder)
+
+    def hash_weights(weights: str) -> dict[str, str]:
+        deeds.append(f"hash {Path(weights).name}")
+        return {"w": Path(weights).name}
+
+    host = Host(nursery)
+    host.serve(FakeEngine(), replace(FAKE_MODEL, path=str(tmp_path), load_weights=load, hash_weights=hash_weights))
+    async with open_http_client("http://e", connect=host.connect) as client:
+        served = Served(FakeEngine(), host, client)
+        folders = {name: {"model_path": str(tmp_path / name)} for name in ("one", "two", "none")}
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        for _ in range(2):  # asked for again, it is done already
+            assert await served.post("/stage_weights", folders["one"]) == {"success": True, "message": "Succeeded."}
+        assert deeds == ["load one", "hash one"]
+        assert (await served.get("/model_info"))["model_path"] == str(tmp_path)  # nothing else has changed
+        await served.post("/update_weights_from_disk", folders["one"] | {"weight_version": "1"})
+        checked = await served.post("/weights_checker", {"action": "checksum"})
+        assert checked["ranks"][0]["checksums"] == {"w": "one"}
+        assert deeds == ["load one", "hash one"]
+
+        # What was staged and is not wanted is never served, and what is wanted need not have been staged.
+        await served.post("/stage_weights", folders["one"])
+        await served.post("/update_weights_from_disk", folders["two"] | {"weight_version": "2"})
+        checked = await served.post("/weights_checker", {"action": "checksum"})
+        assert checked["ranks"][0]["checksums"] == {"w": "two"}
+        assert deeds[2:] == ["load one", "hash one", "load two", "hash two"]
+        refused = await served.post("/stage_weights", folders["none"], status=400)
+        assert "no such folder" in refused["message"]
+        assert (await served.get("/model_info"))["weight_version"] == "2"
+    nursery.cancel_scope.cancel()
+
+
 async def test_an_abort_before_the_first_token_and_of_nobody(served: Served, autojump_clock: MockClock) -> None:
     answer = await abort_after(served, 0.5, "/abort_request", {"rid": "r"})
     assert answer["output_ids"] == []

@@ -138,6 +138,14 @@ async def test_wup_14_a_pause_that_fails_lets_turns_go_on(tmp_path: Path, autoju
         assert "/continue_generation" in host.paths[host.paths.index("/pause_generation", 5) :]
 
 
+async def test_wup_13_a_turn_that_is_aborted_and_asked_again_keeps_its_budget(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, current=1, settings=SLOW, mode="abort") as world:
+        for completion in await publish_while_turns_run(world, 3):
+            assert completion.versions.tolist() == [2] * ENDLESS.max_new_tokens
+
+
 async def test_wup_15_turns_are_aborted_before_the_pause_ends_and_asked_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -7,14 +7,17 @@ from agentrl_jax.engines.sglang_weights import ServerWeights
 
 
 class DiskTransport:
-    """See `Transport`."""
+    """See `Transport`. stages: whether the server can load an export ahead of its pause, as SGLang cannot."""
 
-    def __init__(self, weights: ServerWeights) -> None:
-        self._weights = weights
+    def __init__(self, weights: ServerWeights, *, stages: bool) -> None:
+        self._weights, self._stages = weights, stages
 
-    async def prepare(self) -> None:
+    async def prepare(self, export: Export) -> None:
         """See `Transport.prepare`."""
-        await trio.lowlevel.checkpoint()
+        if self._stages:
+            await self._weights.stage(export.folder)
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def load(self, export: Export, weight_version: str, *, flush_cache: bool) -> None:
         """See `Transport.load`."""

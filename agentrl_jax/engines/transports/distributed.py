@@ -48,7 +48,7 @@ class DistributedTransport:
         self._weights, self._tp_size, self._settings, self._nursery = weights, tp_size, settings, nursery
         self._sidecar: _Sidecar | None = None
 
-    async def prepare(self) -> None:
+    async def prepare(self, export: Export) -> None:
         """See `Transport.prepare`."""
         await self._joined()
 

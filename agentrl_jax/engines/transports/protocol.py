@@ -9,8 +9,9 @@ from agentrl_jax.engines.exports import Export
 class Transport(Protocol):
     """Loads exports into one server."""
 
-    async def prepare(self) -> None:
-        """Do what can be done while the server samples. Raises EngineError, and has changed nothing then."""
+    async def prepare(self, export: Export) -> None:
+        """Do what can be done while the server samples, before `export` is loaded. Raises EngineError, and has changed
+        nothing then that turns would notice."""
         ...
 
     async def load(self, export: Export, weight_version: str, *, flush_cache: bool) -> None:

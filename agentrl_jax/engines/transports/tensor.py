@@ -19,7 +19,7 @@ class TensorTransport:
     def __init__(self, weights: ServerWeights, tp_size: int) -> None:
         self._weights, self._tp_size = weights, tp_size
 
-    async def prepare(self) -> None:
+    async def prepare(self, export: Export) -> None:
         """See `Transport.prepare`."""
         await trio.lowlevel.checkpoint()
 
