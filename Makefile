@@ -53,6 +53,7 @@ $(TORCH): requirements/services.txt $(STAMP)
 
 test-services: install-services
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
+	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest tests/report/test_sinks.py
 	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) -m "$(FAST)" $(SANDBOXED)
 	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) --dist loadgroup -m "(slow or $(SERVED)) and not soak and not torch"
 	tools/second_interpreter.sh

@@ -24,6 +24,7 @@ from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.rendering.config import RenderingConfig
+from agentrl_jax.report.sinks import SinkName
 from agentrl_jax.row_sizes import packing_for, rounded
 from agentrl_jax.runtime import RuntimeConfig
 from agentrl_jax.saved_config import config_changes, config_from_json, config_to_json
@@ -119,6 +120,8 @@ class TrainConfig:
     telemetry: bool = False
     """Write OpenTelemetry spans of every episode to RUN_DIR/spans.jsonl, and to the exporters that
     OTEL_TRACES_EXPORTER names (needs the package opentelemetry-sdk)"""
+    track: tuple[SinkName, ...] = ()
+    """Also write all figures for TensorBoard or Weights & Biases (offline), below RUN_DIR (needs agentrl_jax[track])"""
     record_batches: bool = True
     """Keep packed batches in RUN_DIR/batches, for the report and for replaying a loss"""
     keep_batches: int = KEEP_BATCHES

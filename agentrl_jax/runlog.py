@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -25,9 +25,13 @@ import numpy as np
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation
+from agentrl_jax.redaction import redacted, without_passwords
 from agentrl_jax.types import Floats, Ids, Trajectory, as_ids
 
 _BLOCK_BYTES = 1 << 16
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Told the kind and the values of a record."""
 
 Fate = Literal["consumed", "dropped", "cancelled"]
 """What became of a group: a step consumed it, it had nothing to teach, or it was cut off."""
@@ -35,14 +39,15 @@ Fate = Literal["consumed", "dropped", "cancelled"]
 
 def to_json(value: Any) -> str:
     """One line of strict JSON for `value`; not-a-number and infinities become null."""
-    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return json.dumps(without_nan(value), allow_nan=False, separators=(",", ":"))
 
 
-def _finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Plain JSON values: None for numbers that are not finite, texts for paths and keys."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [without_nan(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):
@@ -68,6 +73,7 @@ class RunLog:
         if not resume:
             check_unused(folder)
         self.folder = folder
+        self._observers: list[Observer] = []
         try:
             (folder / "batches").mkdir(parents=True, exist_ok=resume)
             for name in ("metrics.jsonl", "episodes.jsonl") if resume else ():
@@ -94,11 +100,20 @@ class RunLog:
         return self.folder / "batches" / f"step-{step:06d}.npz"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        write_atomically(self.folder / "config.json", json.dumps(_finite(config), indent=2, allow_nan=False) + "\n")
+        write_atomically(
+            self.folder / "config.json", json.dumps(without_nan(redacted(config)), indent=2, allow_nan=False) + "\n"
+        )
 
     def log_metrics(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append one record of a `kind` ("warm_up", "step", "evaluation") to metrics.jsonl."""
-        _append(self._metrics, {"kind": kind, **values})
+        """Append one record of a `kind` ("warm_up", "step", "evaluation") to metrics.jsonl, and tell the observers."""
+        record = redacted(values)
+        _append(self._metrics, {"kind": kind, **record})
+        for observe in self._observers:
+            observe(kind, record)
+
+    def add_observers(self, observers: Iterable[Observer]) -> None:
+        """Call each of them with the kind and the values of every record of metrics.jsonl from now on."""
+        self._observers += observers
 
     def discard(self) -> None:
         """Remove the folder and all that is in it: a new run that never began."""
@@ -201,7 +216,7 @@ def describe(trajectory: Trajectory, decode: Callable[[Ids], str]) -> dict[str, 
         "wall_s": round(trajectory.wall_s, 4),
         "env_s": round(trajectory.env_s, 4),
         "engine_s": round(trajectory.engine_s, 4),
-        "error": trajectory.error,
+        "error": without_passwords(trajectory.error),
         "turns": [
             {
                 "segment": number,

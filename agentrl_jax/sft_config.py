@@ -12,6 +12,7 @@ from agentrl_jax.learner import LearnerConfig, LoraConfig
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.policy import NetworkConfig
 from agentrl_jax.rendering.config import RenderingConfig
+from agentrl_jax.report.sinks import SinkName
 from agentrl_jax.row_sizes import packing_for
 from agentrl_jax.runtime import RuntimeConfig
 from agentrl_jax.saved_config import config_changes, config_from_json, config_to_json
@@ -81,6 +82,8 @@ class SftConfig:
     """Steps between checkpoints; there is always one at the end"""
     keep_checkpoints: int = 2
     """Checkpoints that stay; an older one is deleted once a newer one is durable"""
+    track: tuple[SinkName, ...] = ()
+    """Also write all figures for TensorBoard or Weights & Biases (offline), below RUN_DIR (needs agentrl_jax[track])"""
     seed: int = 0
     """Everything random is derived from it"""
     resume: Path | None = None

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.redaction import without_secrets
 from agentrl_jax.runtime import RuntimeConfig, settle, start
 from agentrl_jax.sharding import MeshShape, make_mesh
 
@@ -26,7 +27,7 @@ def provenance(mesh: Mesh) -> dict[str, Any]:
     """When and from what a process of a run started: enough to know later what its numbers were made with."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
         "versions": {name: version(name) for name in ("agentrl_jax", "jax", "jaxlib", "flax", "optax")},
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",

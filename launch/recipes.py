@@ -81,8 +81,9 @@ QUICKSTART = TrainConfig(
     recipe="quickstart",
     tasks="alfworld,dbbench,knowledgegraph,os_interaction|kg,webshop",
     network=NetworkConfig(vocab_size=1280),
-    warm_up=WarmUpConfig(demonstrations=4000, noise=0.3, steps=400),
+    warm_up=WarmUpConfig(demonstrations=4000, noise=0.35, steps=450),
     rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
+    engine=LocalEngineConfig(num_slots=160),
     max_steps=120,
     max_minutes=8.0,
 )
@@ -200,3 +201,8 @@ def recipe_named(name: str) -> Recipe:
     near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(f"unknown recipe {name!r}{meant}: known ones are {', '.join(RECIPES)}")
+
+
+def recipe_of(config: TrainConfig) -> Recipe:
+    """The recipe that `config` began as; `config` itself where a resumed run names one that is gone."""
+    return RECIPES.get(config.recipe) or Recipe(description="of an earlier version", config=config)

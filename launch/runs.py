@@ -1,7 +1,7 @@
 """What every run directory's command does around its work: open it, say what began, and say how it ended."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -11,7 +11,9 @@ from jax.sharding import Mesh
 
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
-from agentrl_jax.runlog import RunLog
+from agentrl_jax.redaction import redacted
+from agentrl_jax.report.sinks import open_sinks
+from agentrl_jax.runlog import Observer, RunLog
 from agentrl_jax.sft_config import SftConfig
 from launch.devices import provenance
 
@@ -27,9 +29,12 @@ def carry_out(
     mesh: Mesh,
     say: Callable[[str], None],
     work: Callable[[RunLog], ResultT],
+    *,
+    observers: Sequence[Observer] = (),
 ) -> ResultT | None:
     """Return what `work` makes of the run directory, new or resumed; None if a second Ctrl-C has stopped it.
 
+    observers: are told of every record of metrics.jsonl, as the sinks are that `config.track` names.
     changes: what is different since the run was last started. A run directory in which `work` raised ConfigError before
     anything was learnt is removed again.
     """
@@ -37,13 +42,15 @@ def carry_out(
     is_new = config.resume is None
     with RunLog(config.run_dir, resume=not is_new) as run:
         try:
-            if is_new:
-                run.write_config(config.to_json())
-            run.log_metrics("start", {**provenance(mesh), "changes": dict(changes)})
-            say(f"run directory: {config.run_dir}")
-            for name, change in changes.items():
-                say(f"changed: {name} {change}")
-            return work(run)
+            with open_sinks(config.track, run.folder, redacted(config.to_json())) as sinks:
+                run.add_observers((*observers, *sinks))
+                if is_new:
+                    run.write_config(config.to_json())
+                run.log_metrics("start", {**provenance(mesh), "changes": dict(changes)})
+                say(f"run directory: {config.run_dir}")
+                for name, change in changes.items():
+                    say(f"changed: {name} {change}")
+                return work(run)
         except KeyboardInterrupt:
             say(f"stopped at once; go on with --resume {config.run_dir}")
             return None

@@ -12,6 +12,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.preparation import play_demonstrations
+from agentrl_jax.report.sinks import check_sinks
 from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.saved_config import read_config
@@ -63,6 +64,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SftConfig, dict[str, str]]:
         recipe = replace(recipe, learner=LearnerConfig(learning_rate=PRETRAINED_RATE))
     config = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=recipe, registry=REGISTRY)
     config.check_source()
+    check_sinks(config.track)
     _check_effects(config)
     run_dir = config.run_dir or Path("runs") / f"sft-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
     check_unused(run_dir)

@@ -21,6 +21,8 @@ from agentrl_jax.pipeline import train
 from agentrl_jax.policy import open_policy
 from agentrl_jax.preparation import settle_rendering
 from agentrl_jax.report.curves import draw_curves
+from agentrl_jax.report.display import open_display
+from agentrl_jax.report.sinks import check_sinks
 from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
@@ -28,7 +30,7 @@ from launch.available import settle_tasks
 from launch.config import env_sources, make_families, parse_training, printer, refuse
 from launch.devices import open_mesh
 from launch.dry_run import show_plan
-from launch.recipes import RECIPES
+from launch.recipes import recipe_of
 from launch.runs import INTERRUPTED, asked_to_stop, carry_out, say_end
 
 PROGRAM = "launch.train"
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, families = _check(config)
         if config.dry_run:
-            show_plan(config, RECIPES[config.recipe], families, printer())
+            show_plan(config, recipe_of(config), families, printer())
             return 0
         return _run(config, changes, families, env_sources(config, families))
     except ConfigError as error:
@@ -58,9 +60,9 @@ def _check(config: TrainConfig) -> tuple[TrainConfig, tuple[EnvFamily, ...]]:
         settle_rendering(open_policy(config.model), config.rendering, lambda _: None)
     if config.telemetry:
         check_installed()
+    check_sinks(config.track)
     config = settle_tasks(config, printer())
-    recipe = RECIPES[config.recipe]
-    if config.dry_run and recipe.needs_data and config.data is None:
+    if config.dry_run and recipe_of(config).needs_data and config.data is None:
         return config, ()
     # A plan does not wait for remote workers.
     families = make_families(config, leads=not config.dry_run and leads(config.runtime, os.environ))
@@ -101,9 +103,16 @@ def _lead(
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
         say(f"note: --save-every {config.save_every} is above --max-steps: checkpoints only at start and end")
-    result = carry_out(
-        config, changes, mesh, say, lambda run: train(config, families, mesh, run, say, sources=sources, leader=leader)
-    )
+    with open_display(config.max_steps, os.environ) as display:
+        said = display.say
+        result = carry_out(
+            config,
+            changes,
+            mesh,
+            said,
+            lambda run: train(config, families, mesh, run, said, sources=sources, leader=leader),
+            observers=[display.observe],
+        )
     if result is None:
         return INTERRUPTED
     curves = draw_curves(config.run_dir)

@@ -1,13 +1,16 @@
 """`--dry-run`: what it says, and that it does nothing."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
 
+from agentrl_jax.config import TrainConfig
 from agentrl_jax.models.params import num_params
 from agentrl_jax.models.published import PUBLISHED
+from agentrl_jax.policy import NetworkConfig, create_policy
 from launch.plan import Machine, make_plan
 from launch.recipes import RECIPES
 from launch.train import main
@@ -112,3 +115,15 @@ def test_settings_of_which_no_run_could_be_made_are_refused(tmp_path: Path, caps
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_of_a_recipe_that_is_gone_can_be_planned(planned: Plan, tmp_path: Path) -> None:
+    saved = TrainConfig(recipe="gone", model=tmp_path, max_context_tokens=64, run_dir=tmp_path)
+    network = NetworkConfig(vocab_size=280, width=16, num_layers=1, num_heads=2, num_kv_heads=1, mlp_width=16)
+    policy = create_policy([], tmp_path / "model", network=network, keep_whole=(), seed=0)
+    policy.save(policy.load_params(None), tmp_path / "model")
+    (tmp_path / "config.json").write_text(json.dumps(saved.to_json()), encoding="utf-8")
+    printed = planned(f"--resume={tmp_path}", "--max-steps=77")
+    assert f"{num_params(policy.model):,} parameters, in {tmp_path / 'model'}" in printed
+    assert "77 steps:" in printed
+    assert f"run directory {tmp_path}" in printed
