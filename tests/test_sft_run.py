@@ -165,8 +165,9 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     long, silent = [line for line in said if line.startswith("warning")]
     assert re.fullmatch(r"warning: \d+ conversations of more than 96 tokens are left out; none is ever cut", long)
     assert silent == "warning: 3 conversations whose every weight is 0 are left out"
+    longest = sorted(DATA.train, key=lambda c: sum(len(message.content) for message in c.messages))[-8:]
     with pytest.raises(ConfigError, match="within 32 tokens: set --max-context-tokens"):
-        carry_out(replace(CONFIG, max_context_tokens=8), tmp_path / "short")
+        carry_out(replace(CONFIG, max_context_tokens=8), tmp_path / "short", data=replace(DATA, train=longest))
 
 
 def test_the_held_out_part_follows_from_the_seed_and_is_apart() -> None:
