@@ -84,7 +84,6 @@ QUICKSTART = TrainConfig(
     warm_up=WarmUpConfig(demonstrations=4000, noise=0.35, steps=450),
     rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
     engine=LocalEngineConfig(num_slots=160),
-    engine=LocalEngineConfig(num_slots=160),
     max_steps=120,
     max_minutes=8.0,
 )
