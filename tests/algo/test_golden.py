@@ -111,9 +111,7 @@ def test_the_recorded_file_is_what_its_script_writes() -> None:
 def test_paper_equals_the_published_advantages(name: str) -> None:
     groups, published = groups_of(CASES[name]), CASES[name]["published"]
     trajectories = [t for group in groups for t in group.trajectories]
-    outcomes = outcomes_of(
-        groups, [t.is_valid for t in trajectories], sorted({t.task.env for t in trajectories})
-    )
+    outcomes = outcomes_of(groups, [t.is_valid for t in trajectories], sorted({t.task.env for t in trajectories}))
     first = np.cumsum(outcomes.num_turns) - outcomes.num_turns
     for config, key in ((AdvantageConfig(task_normalisation="off"), "in_group"), (PAPER, "advantages")):
         expected = np.array([0.0 if a is None else a for own in published[key] for a in own])
