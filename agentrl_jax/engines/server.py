@@ -2,8 +2,8 @@
 
 What differs from SGLang, always to the stricter side: a publish never leaves a prompt's cache computed by older weights
 (`in_place` and `retract` are the same here); a folder of weights must hold every tensor and no other, and a refused one
-leaves the old weights serving; tensors that come in requests are served together, when their update ends. More than SGLang
-has: /stage_weights loads and hashes a folder while turns go on, so that the pause in which it is served is short.
+leaves the old weights serving; tensors that come in requests are served together, when their update ends. SGLang has no
+/stage_weights, which loads and hashes a folder while turns go on, so that the pause in which it is served is short.
 """
 
 from collections.abc import Awaitable, Callable
