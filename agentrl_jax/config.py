@@ -334,13 +334,15 @@ class TrainConfig:
             )
 
     def changes_from(self, saved: "TrainConfig") -> dict[str, str]:
-        """What differs, by dotted name: "old → new"."""
-        return config_changes(saved, self)
+        """What differs, secrets left out, by dotted name: "old → new"."""
+        return config_changes(saved._without_secrets(), self._without_secrets())
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values of every field but secrets, for RUN_DIR/config.json."""
-        remote = replace(self.remote, listen=replace(self.remote.listen, token=None))
-        return config_to_json(replace(self, remote=remote))
+        return config_to_json(self._without_secrets())
+
+    def _without_secrets(self) -> "TrainConfig":
+        return replace(self, remote=replace(self.remote, listen=replace(self.remote.listen, token=None)))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainConfig":

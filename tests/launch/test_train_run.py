@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from agentrl_jax.sharding import make_mesh, parse_mesh
 from launch.train import main
 from tests.launch.tiny_run import tiny, tiny_from
 
+SECRET = "c0rrect-h0rse-battery"
+ROOT = Path(__file__).resolve().parents[2]
 RL = LearnerConfig(temperature=0.8)
 
 
@@ -34,7 +37,9 @@ def kinds(run_dir: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("run") / "a run"  # a path with a space
-    assert main(tiny(run_dir)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        assert main(tiny(run_dir)) == 0
     return run_dir
 
 
@@ -53,6 +58,47 @@ def test_a_run_leaves_a_complete_directory(finished: Path) -> None:
     assert all(turn["versions"] for e in episodes for turn in e["turns"])  # type: ignore[attr-defined]
     assert sorted(path.name for path in (finished / "batches").iterdir()) == ["step-000001.npz", "step-000002.npz"]
     assert (finished / "model" / "model.safetensors").is_file()
+
+
+def test_the_report_is_written_and_no_file_holds_the_environment(finished: Path) -> None:
+    assert (finished / "report.html").is_file()
+    files = [path for path in finished.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_the_schema_in_the_docs_is_that_of_a_run(finished: Path) -> None:
+    """Every name of the tables and lists of docs/run-directory.md is in the files of this very run."""
+    text = (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8")
+    intro, metrics, episodes, batches = text.split("\n## ")
+    for path in re.findall(r"^\| `([^`]+)`", intro, re.MULTILINE):
+        if not path.startswith(("profile", "batches", "checkpoints")):
+            assert (finished / path).exists(), path
+    found: dict[str, set[str]] = {}
+    for record in records(finished, "metrics.jsonl"):
+        found.setdefault(str(record["kind"]), set()).update(record)
+    for kind, _, holds in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", metrics, re.MULTILINE):
+        names = set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)|: `gain.*", "", holds)))
+        assert names, kind
+        if kind not in ("resume", "warning"):  # not of this run
+            assert names <= found[kind], kind
+    episode = records(finished, "episodes.jsonl")[0]
+    names = set(re.findall(r"`(\w+)`", episodes.split("A turn has")[0]))
+    assert names <= set(episode)
+    turn = episode["turns"][0]  # type: ignore[index]
+    assert set(re.findall(r"`(\w+)`", episodes.split("A turn has")[1].split("\n\n")[0])) <= set(turn)
+    with np.load(finished / "batches" / "step-000001.npz") as batch:
+        columns = re.findall(r"`(\w+)`", batches.split("`[micro")[1].split(";")[0])
+        assert {f"tokens/{name}" for name in columns} <= set(batch)
+        assert ("scores/logprobs" in batch) == (batch["loss_weight"] > 0)
+
+
+def test_met_11_evaluations_stand_at_the_step_whose_policy_they_are_of(finished: Path) -> None:
+    found = {str(r["when"]): r for r in records(finished, "metrics.jsonl") if r["kind"] == "evaluation"}
+    last = [record for record in records(finished, "metrics.jsonl") if record["kind"] == "step"][-1]
+    version = int(str(last["version"])) + bool(last["is_applied"])
+    assert (found["before"]["step"], found["before"]["versions"]) == (0, [0, 0])
+    assert (found["after"]["step"], found["after"]["versions"]) == (last["step"], [version, version])
 
 
 def test_behaviour_logprobs_of_a_batch_are_the_learners_own(finished: Path) -> None:

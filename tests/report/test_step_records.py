@@ -10,7 +10,7 @@ from agentrl_jax.controller.admission import Admission
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.ledger import Ledger
 from agentrl_jax.controller.ports import StepRecord, StepTimings
-from agentrl_jax.report.progress import step_line, step_record, task_lines
+from agentrl_jax.report.progress import step_line, step_record, task_lines, throughput
 from agentrl_jax.runlog import RunLog, read_records
 from agentrl_jax.types import Group
 from tests.algo.record_builders import make_group, make_segment, make_turn
@@ -72,3 +72,15 @@ def test_what_was_not_measured_is_null_in_the_file(tmp_path: Path) -> None:
     assert found["micro"]["call_error_frac"] is None
     assert found["macro"]["zero_variance_frac"] == 1.0
     json.dumps(found, allow_nan=False)
+
+
+def test_met_04_throughput_is_of_the_whole_run_and_of_all_that_ended() -> None:
+    """Counts of consumed, dropped and cancelled groups / the step's seconds, whatever devices took part."""
+    dropped = [make_group([1.0, 1.0], group_id=2, env="kg")]
+    record = record_of(two_envs(), dropped=dropped)
+    found = throughput(record, 4.0)
+    assert found["episodes_per_s"] == 6 / 4.0
+    trajectories = [t for group in (*record.groups, *record.dropped) for t in group.trajectories]
+    assert found["tokens_per_s"] == sum(t.num_tokens for t in trajectories) / 4.0
+    assert found["loss_tokens_per_s"] == sum(t.num_loss_tokens for t in trajectories) / 4.0
+    assert throughput(replace(record, groups=(), cancelled=record.groups), 4.0) == found
