@@ -114,4 +114,5 @@ def test_the_quickstart_keeps_its_promise(tmp_path, seed):
     assert mean(after) - mean(before) >= 0.20
     assert sum(after[env]["success_low"] > before[env]["success_high"] for env in before) >= 3
     assert not [env for env in before if after[env]["success_high"] < before[env]["success_low"]]
-    assert mean(found["after", "greedy"]) >= mean(found["before", "greedy"])
+    # Of 640 tasks each: the standard error of the difference is nearly 0.02.
+    assert mean(found["after", "greedy"]) >= mean(found["before", "greedy"]) - 0.02
