@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from agentrl_jax.errors import ConfigError
+from envs.bfcl.bounds import check_bounds
 from envs.bfcl.entries import Entry, GoldCall
 from envs.bfcl.package import Package
 
@@ -48,7 +49,9 @@ class Programs:
         Programs keep and change what they are given, so they are given copies.
         """
         try:
-            return _as_text(self._functions[name](*deepcopy(positional), **deepcopy(dict(named))))
+            function = self._functions[name]
+            check_bounds(inspect.signature(function).bind(*positional, **named).arguments)
+            return _as_text(function(*deepcopy(positional), **deepcopy(dict(named))))
         except _PROGRAM_ERRORS as error:
             return f"Error during execution: {error}"
 
