@@ -18,7 +18,14 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from envs.dbbench.bridge_expressions import PREFIX, REWRITTEN, Node, call, rewritten
 from envs.dbbench.bridge_functions import FUNCTIONS, NATIVE
 from envs.dbbench.bridge_statements import rewritten_statement, store_as_texts
-from envs.dbbench.errors import StatementError, no_such_function, no_such_table, not_supported, syntax_error
+from envs.dbbench.errors import (
+    StatementError,
+    no_such_function,
+    no_such_savepoint,
+    no_such_table,
+    not_supported,
+    syntax_error,
+)
 
 # It reports statements that it does not know in detail there; they are answered here.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
@@ -28,10 +35,13 @@ SCHEMA = "information_schema"
 # How SQLite's own tables are called.
 _INTERNAL = ("sqlite_", "pragma_")
 ONE_AT_A_TIME = "Error: one statement at a time."
-# What is accepted and changes nothing: every statement is committed by itself.
-_WITHOUT_EFFECT = (exp.Use, exp.Set, exp.Transaction, exp.Commit, exp.Rollback)
+# What is accepted and changes nothing.
+_WITHOUT_EFFECT = (exp.Use, exp.Set)
+_TRANSACTIONS = {exp.Transaction: "BEGIN", exp.Commit: "COMMIT", exp.Rollback: "ROLLBACK"}
 _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery, exp.Values)
-_CHANGES = (exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
+# Those that commit what came before them.
+_DEFINITIONS = (exp.Create, exp.Drop, exp.Alter, exp.TruncateTable)
+_CHANGES = (exp.Insert, exp.Update, exp.Delete)
 
 _MYSQL = MySQL()
 _BEFORE_TABLES = (TokenType.FROM, TokenType.JOIN, TokenType.INTO, TokenType.UPDATE)
@@ -41,12 +51,13 @@ _CALLS_WITH_FROM = ("TRIM", "SUBSTRING", "SUBSTR", "EXTRACT")
 _REPLACE = re.compile(r"\bREPLACE\b", re.IGNORECASE)
 _CALLED = re.compile(rf"\b{PREFIX}\w+")
 
-Kind = Literal["query", "change", "show", "nothing"]
+Kind = Literal["query", "change", "definition", "transaction", "show", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """sql: for SQLite; of a "show" it is empty, and `tree` says what is to be shown.
+    """sql: for SQLite; of a "show" it is empty, and `tree` says what is to be shown; of a "transaction" it is BEGIN,
+    COMMIT or ROLLBACK.
 
     needs_schema: it reads the tables of `information_schema`. tables: the names of tables in it, as written.
     functions: a set that holds those of ours that it calls.
@@ -76,17 +87,24 @@ def translate(statement: str) -> Translation:
         return Translation(kind="show", tree=tree)
     if isinstance(tree, _WITHOUT_EFFECT) or (isinstance(tree, exp.Create) and tree.args.get("kind") == "INDEX"):
         return Translation(kind="nothing")
+    if type(tree) in _TRANSACTIONS:
+        if tree.args.get("savepoint") is not None:
+            raise no_such_savepoint(tree.args["savepoint"].name)
+        return Translation(kind="transaction", sql=_TRANSACTIONS[type(tree)])
     if isinstance(tree, exp.Condition | exp.Alias | exp.Tuple):
         raise syntax_error(statement)
-    if not isinstance(tree, _QUERIES + _CHANGES):
+    if not isinstance(tree, _QUERIES + _CHANGES + _DEFINITIONS):
         raise not_supported()
+    kind: Kind = "query" if isinstance(tree, _QUERIES) else "definition"
+    if isinstance(tree, _CHANGES):
+        kind = "change"
     needs_schema, tables = _resolve_names(tree)
     tree = rewritten_statement(tree)
     _rewrite_expressions(tree)
     store_as_texts(tree)
     sql = _written(tree)
     return Translation(
-        kind="query" if isinstance(tree, _QUERIES) else "change",
+        kind=kind,
         functions=frozenset(_CALLED.findall(sql)),
         sql=sql,
         needs_schema=needs_schema,

@@ -18,12 +18,13 @@ class Database(Protocol):
     """The database of one session. Not thread-safe: its calls come one at a time."""
 
     def execute(self, statement: str) -> str:
-        """Carry out one statement and commit it; returns what the policy is shown. What is wrong with the statement
-        is part of that text. Raises EnvError if the engine fails."""
+        """Carry out one statement, which is committed by itself unless the policy has begun a transaction; returns what
+        it is shown. What is wrong with the statement is part of that text. Raises EnvError if the engine fails."""
         ...
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[object, ...]] | None:
-        """All rows of a table, for grading; None if there is no such table, or a column of it is gone."""
+        """All rows of a table, for grading, as the session sees them; None if there is no such table, or a column of it
+        is gone."""
         ...
 
     def close(self) -> None:

@@ -25,6 +25,10 @@ def no_such_table(name: str) -> StatementError:
     return StatementError(f"1146 (42S02): Table 'dbbench.{name}' doesn't exist")
 
 
+def no_such_savepoint(name: str) -> StatementError:
+    return StatementError(f"1305 (42000): SAVEPOINT {name} does not exist")
+
+
 def not_supported() -> StatementError:
     return StatementError("1235 (42000): This version of MySQL doesn't yet support this statement")
 

@@ -146,6 +146,9 @@ class SqliteTables(_Sqlite):
         translation = translate(statement)
         if translation.kind == "nothing":
             return "[]"
+        if translation.kind == "transaction":
+            self._change_transaction(translation.sql)
+            return "[]"
         if translation.kind == "show":
             with self._trusted() as connection:
                 return result_text(shown_rows(connection, translation.tree))
@@ -154,7 +157,16 @@ class SqliteTables(_Sqlite):
             with self._trusted() as connection:
                 fill_schema(connection)
         self._functions.require(translation.functions)
+        if translation.kind == "definition":
+            self._change_transaction("COMMIT")
         return self._run(translation.sql)
+
+    def _change_transaction(self, word: str) -> None:
+        """As MySQL does: one that is begun ends another, and without one there is nothing to end."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK" if word == "ROLLBACK" else "COMMIT")
+        if word == "BEGIN":
+            self._connection.execute(word)
 
     def _check_case(self, names: frozenset[str]) -> None:
         """The case of table names counts in MySQL."""
@@ -193,7 +205,8 @@ class SqliteFile(_Sqlite):
 
 
 def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
-    # Every statement is committed by itself. The session's calls come from whichever thread is free.
+    # A statement is committed by itself unless the policy begins a transaction. The session's calls come from whichever
+    # thread is free.
     return sqlite3.connect(name, uri=uri, isolation_level=None, check_same_thread=False, cached_statements=0)
 
 

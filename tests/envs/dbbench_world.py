@@ -12,6 +12,19 @@ from pathlib import Path
 from envs.dbbench.problems import Problem, Table
 
 HERE = Path(__file__).parent
+# Statements of a transaction, and whether the change is there after them.
+UPDATE = "UPDATE `t 1` SET name = 'x'"
+TRANSACTIONS = {
+    "taken back": (("BEGIN", UPDATE, "ROLLBACK"), False),
+    "carried out": (("START TRANSACTION", UPDATE, "COMMIT"), True),
+    "left open": (("BEGIN", UPDATE), True),
+    "never begun": ((UPDATE, "ROLLBACK"), True),
+    "over already": (("BEGIN", UPDATE, "COMMIT", "ROLLBACK"), True),
+    "ended by another": (("BEGIN", UPDATE, "BEGIN", "ROLLBACK"), True),
+    "ended by a definition": (("BEGIN", UPDATE, "CREATE TABLE u (a INT)", "ROLLBACK"), True),
+    "with an error": (("BEGIN", UPDATE, "SELECT nothing", "ROLLBACK"), False),
+}
+
 TABLE = Table(
     name="t 1",
     columns=("name", "year", "score", "2013_x", "day"),

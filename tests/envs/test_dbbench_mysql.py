@@ -29,6 +29,7 @@ from tests.envs.dbbench_world import (
     PROBLEM,
     STATEMENTS,
     TABLE,
+    TRANSACTIONS,
     mariadb_server,
     missing_mariadb,
 )
@@ -184,6 +185,15 @@ def test_no_setting_of_a_session_misleads_the_grading(make_backend, statements, 
             assert database.execute(statement) == "[]"
         expected = [("x", *row[1:]) for row in TABLE.rows] if is_kept else list(TABLE.rows)
         assert table_hash(database.rows(TABLE.name, TABLE.columns)) == table_hash(expected)
+
+
+@pytest.mark.parametrize("how", TRANSACTIONS)
+def test_transactions_are_the_servers(make_backend, how):
+    statements, is_changed = TRANSACTIONS[how]
+    with closing(make_backend().open(PROBLEM)) as database:
+        for statement in statements:
+            database.execute(statement)
+        assert ("x" in {row[0] for row in database.rows(TABLE.name, TABLE.columns)}) is is_changed
 
 
 def test_a_database_that_its_policy_has_dropped_is_graded_as_gone(make_backend, ask):

@@ -11,7 +11,7 @@ from agentrl_jax.errors import EnvError
 from envs.dbbench.database import MAX_RESULT_CHARS, MAX_STATEMENT_CHARS, TIMED_OUT, TOO_LONG, TRUNCATED
 from envs.dbbench.problems import Problem, Table, quoted
 from envs.dbbench.sqlite import OUT_OF_MEMORY, SqliteBackend
-from tests.envs.dbbench_world import CHANGES, IS_CODE, PROBLEM, STATEMENTS, TABLE
+from tests.envs.dbbench_world import CHANGES, IS_CODE, PROBLEM, STATEMENTS, TABLE, TRANSACTIONS
 
 PEOPLE = Table(name="people", columns=("name", "age"), rows=tuple((f"n{i}", str(i)) for i in range(100)))
 
@@ -40,6 +40,18 @@ def test_statements_mean_what_they_mean_to_mysql(database, statement, result):
 def test_changes_are_those_of_mysql_and_stay(database, statement, rows):
     assert database.execute(statement) == "[]"
     assert database.rows(TABLE.name, TABLE.columns) == rows
+
+
+@pytest.mark.parametrize("how", TRANSACTIONS)
+def test_transactions_are_those_of_mysql(database, how):
+    statements, is_changed = TRANSACTIONS[how]
+    for statement in statements:
+        database.execute(statement)
+    assert ("x" in {row[0] for row in database.rows(TABLE.name, TABLE.columns)}) is is_changed
+
+
+def test_there_are_no_savepoints(database):
+    assert database.execute("ROLLBACK TO SAVEPOINT a") == "1305 (42000): SAVEPOINT a does not exist"
 
 
 def test_a_statement_that_fails_changes_nothing(database):
