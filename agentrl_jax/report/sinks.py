@@ -145,6 +145,7 @@ class _WandB:
             config=dict(config),
             settings=settings,
         )
+        self._teardown = wandb.teardown
         self._kinds: set[str] = set()
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -158,3 +159,4 @@ class _WandB:
 
     def close(self) -> None:
         self._run.finish()
+        self._teardown()  # what it wrote is whole only once its service has ended
