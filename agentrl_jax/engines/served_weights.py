@@ -145,7 +145,7 @@ class WeightEndpoints:
         """Load and hash a folder's weights while others serve, so that `from_disk` of it need not in a pause."""
         path = parse_body(request.body, StageWeights).model_path
         async with self._lock:
-            if self._staged is None or self._staged[0] != path:
+            if not self._is_staged(path):
                 self._staged = None  # room for the next ones
                 try:
                     self._staged = path, await trio.to_thread.run_sync(self._load_and_hash, path)
@@ -154,11 +154,13 @@ class WeightEndpoints:
         return _verdict()
 
     async def from_disk(self, request: HttpRequest) -> Answer:
-        """Names and shapes are checked before anything changes; a repeated request changes nothing."""
+        """Names and shapes are checked before anything changes; a repeated request changes nothing, unless the folder
+        has been staged again for it."""
         asked = parse_body(request.body, UpdateFromDisk)
         async with self._lock:
             name = asked.weight_version
-            if (asked.model_path, name) == self._last_folder and name == self._names.current:
+            is_repeated = (asked.model_path, name) == self._last_folder and name == self._names.current
+            if is_repeated and not self._is_staged(asked.model_path):
                 return _verdict()
             try:
                 weights = await self._found(asked.model_path)
@@ -168,6 +170,9 @@ class WeightEndpoints:
             self.path = asked.model_path
             self._last_folder = asked.model_path, self._names.current
         return _verdict()
+
+    def _is_staged(self, path: str) -> bool:
+        return self._staged is not None and self._staged[0] == path
 
     async def _found(self, path: str) -> "_Weights":
         staged, self._staged = self._staged, None

@@ -203,6 +203,14 @@ async def test_weights_are_loaded_and_hashed_before_the_pause_in_which_they_are_
         assert checked["ranks"][0]["checksums"] == {"w": "one"}
         assert deeds == ["load one", "hash one"]
 
+        # Weights that were found to be wrong are loaded anew under the same name.
+        await served.post("/stage_weights", folders["one"])
+        await served.post("/update_weights_from_disk", folders["one"] | {"weight_version": "1"})
+        assert deeds == ["load one", "hash one"] * 2
+        assert (await served.get("/model_info"))["weight_version"] == "1"
+        await served.post("/update_weights_from_disk", folders["one"] | {"weight_version": "1"})
+        del deeds[2:]
+
         # What was staged and is not wanted is never served, and what is wanted need not have been staged.
         await served.post("/stage_weights", folders["one"])
         await served.post("/update_weights_from_disk", folders["two"] | {"weight_version": "2"})
