@@ -67,7 +67,7 @@ install-services: $(STAMP) $(TORCH)
 soak: $(STAMP)
 	$(PYTEST) -m soak -s
 
-# A small agent learns to use tools in two environments, from nothing, on a laptop. Arguments: make quickstart ARGS=…
+# A small agent learns to use tools in five environments, from nothing, on a laptop. Arguments: make quickstart ARGS=…
 quickstart: $(STAMP)
 	$(BIN)/python -m launch.train --recipe=quickstart $(ARGS)
 
