@@ -13,7 +13,7 @@ from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.scheduler import Scheduler
 from agentrl_jax.engines.local.steps import ClearStep, CopyStep, DecodeStep, PrefillStep
 from agentrl_jax.engines.local.turns import ServedTurn
-from agentrl_jax.types import Floats, Ids, SamplingParams, as_ids
+from agentrl_jax.types import Floats, Ids, SamplingParams, Truncation, as_ids
 
 CONFIG = LocalEngineConfig(num_slots=3, cache_tokens=20, prefill_shapes=((1, 3), (2, 5)), decode_block=3)
 STOP = 0
@@ -180,7 +180,7 @@ def test_the_least_recently_used_session_loses_its_slot() -> None:
     scheduler, device = Scheduler(CONFIG, 0), ListDevice()
 
     def serve(request_id: int, session: str) -> int:
-        scheduler.submit(turn(request_id, [1, 2, 3, 4], session, max_new_tokens=1))
+        scheduler.submit(turn(request_id, [ord(session), 2, 3, 4], session, max_new_tokens=1))
         (done,) = finish(scheduler, device)
         return done.cached_tokens
 
@@ -254,6 +254,9 @@ def test_two_turns_of_one_session_run_side_by_side() -> None:
     device.advance(scheduler)
     assert scheduler.statistics().running == 3
     assert len(finish(scheduler, device)) == 3
+    for request_id, session in enumerate("xyz", start=3):  # each takes a slot, of which one alone is the session's
+        scheduler.submit(turn(request_id, [request_id, 2], session, max_new_tokens=1))
+    assert len(finish(scheduler, device)) == 3
 
 
 def test_aborting_a_running_turn_frees_its_slot_for_the_next_step() -> None:
@@ -303,6 +306,40 @@ def test_a_slot_with_values_that_are_not_finite_is_cleared_before_its_next_turn(
     (done,) = finish(scheduler, device)
     assert done.cached_tokens == 0
     assert scheduler.statistics().num_nonfinite_logprobs == 1
+    scheduler.submit(turn(2, [1, 2, 3], "s", max_new_tokens=1))
+    assert isinstance(scheduler.next_step(), DecodeStep)  # cleared once, and what was computed since is as good as any
+
+
+def test_values_that_are_not_finite_within_a_block_are_counted_once_and_shared_with_nobody() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    scheduler.submit(turn(0, SHARED[:10], "s", max_new_tokens=7, stop=99))
+    while scheduler.statistics().sampled_tokens < 1:
+        device.advance(scheduler)
+    logprobs = np.full((3, 3), -1.0, np.float32)
+    for row in (2, 0):
+        logprobs[:2] = -1.0
+        logprobs[row] = np.nan
+        step = scheduler.next_step()
+        assert isinstance(step, DecodeStep)
+        done = scheduler.record_decode(step, np.full((3, 3), 5, np.int32), logprobs)
+    assert [np.isnan(t.logprobs).tolist() for t in done] == [[False, False, False, True, True, False, True]]
+    assert scheduler.statistics().num_nonfinite_logprobs == 3
+    scheduler.submit(turn(1, SHARED[:10], "t", max_new_tokens=1, stop=99))
+    finish(scheduler, device)
+    assert scheduler.statistics().shared_tokens == 0
+
+
+def test_a_slot_cuts_nothing_off_once_its_turn_is_over() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    cut = SamplingParams(temperature=1.0, max_new_tokens=1, seed=0, stop_ids=(99,), truncation=Truncation(top_k=2))
+    scheduler.submit(ServedTurn(0, as_ids([1, 2]), cut, "cut"))
+    finish(scheduler, device)
+    scheduler.submit(turn(1, [3, 4], "whole", stop=99))
+    device.advance(scheduler)
+    step = scheduler.next_step()
+    assert isinstance(step, DecodeStep)
+    assert step.draws.truncations is not None
+    assert not step.draws.truncations.top_ks.any()
 
 
 def test_a_long_prompt_stalls_running_turns_for_one_chunk_at_a_time() -> None:

@@ -74,6 +74,47 @@ def test_a_publish_makes_members_share_what_is_computed_anew() -> None:
         assert t.ids == expected_ids(t, t.completion(engine="e", pool="current").versions)
 
 
+def test_what_older_weights_computed_is_not_copied() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    scheduler.submit(turn(0, PROMPT, "a", max_new_tokens=1))
+    finish(scheduler, device)
+    device.version = 1
+    scheduler.set_version(1)
+    scheduler.submit(turn(1, PROMPT, "b", max_new_tokens=1))
+    (done,) = finish(scheduler, device)
+    assert (scheduler.statistics().shared_tokens, done.cached_tokens, device.fed) == (0, 0, 20)
+
+
+def test_only_what_a_follower_lacks_counts_as_shared() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    for request_id, (session, prompt) in enumerate((("b", PROMPT[:3]), ("a", [*PROMPT, 7, 7]))):
+        scheduler.submit(turn(request_id, prompt, session, max_new_tokens=1, stop=99))
+        finish(scheduler, device)
+    scheduler.submit(turn(2, [*PROMPT, 7, 8], "b", max_new_tokens=1, stop=99))
+    (done,) = finish(scheduler, device)
+    statistics = scheduler.statistics()
+    assert done.cached_tokens == statistics.cached_tokens == 11
+    assert statistics.shared_tokens == 11 - 3
+
+
+def test_what_a_turn_found_in_the_cache_stays_found_though_less_is_shared_after_a_publish() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    scheduler.submit(turn(0, [*PROMPT, 7, 7, 7, 7], "long", max_new_tokens=1, stop=99))
+    finish(scheduler, device)
+    mate, long = (turn(1, PROMPT, "mate", 9, stop=99), turn(2, [*PROMPT, 7, 7, 7, 7, 1], "long", 5, stop=99))
+    for one in (mate, long):
+        scheduler.submit(one)
+    while not (mate.ids and long.ids):
+        device.advance(scheduler)
+    assert (mate.cached_tokens, long.cached_tokens) == (9, 14)
+    shared, device.version = scheduler.statistics().shared_tokens, 1
+    scheduler.set_version(1)
+    finish(scheduler, device)
+    assert scheduler.statistics().shared_tokens - shared == 10
+    assert (mate.cached_tokens, long.cached_tokens) == (9, 14)
+    assert scheduler.statistics().cached_tokens == 9 + 14
+
+
 def test_a_follower_whose_leader_is_aborted_computes_for_itself() -> None:
     scheduler, device = Scheduler(CONFIG, 0), ListDevice()
     for member in range(3):
