@@ -18,6 +18,9 @@ from agentrl_jax.errors import AgentRLError, ConfigError
 
 _FOR_EVER_MS = 1 << 40
 
+HEARTBEAT_S = 60
+"""A process that has not been heard of for so long ends the others, which would wait for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroupConfig:
@@ -105,7 +108,12 @@ def join(config: ProcessGroupConfig) -> ProcessGroup | None:
     import jax
 
     try:
-        jax.distributed.initialize(config.coordinator_address, config.num_processes, config.process_id)
+        jax.distributed.initialize(
+            config.coordinator_address,
+            config.num_processes,
+            config.process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+        )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"cannot join the process group of {group.named_by}: {error}. Name it with --coordinator-address, "

@@ -122,3 +122,10 @@ def test_two_processes_learn_as_one(mesh, tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
     assert first["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-5)
     assert first["is_split"]
+
+
+def test_a_process_that_falls_silent_is_missed_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, object] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: told.update(options, args=args))
+    join(ProcessGroupConfig(coordinator_address="host:1", num_processes=2, process_id=1))
+    assert told == {"args": ("host:1", 2, 1), "heartbeat_timeout_seconds": 60}
