@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
-SERVED := sglang or agentrl or mariadb or docker or bubblewrap or bfcl or chromium
-FAST := not slow and not soak and not torch and not ($(SERVED))
+SERVED := sglang or mariadb or docker or bubblewrap or chromium
+FAST := not slow and not soak and not torch and not agentrl and not bfcl and not ($(SERVED))
 
-.PHONY: install install-services check test test-services soak quickstart gpu-check clean
+.PHONY: install install-servers check test test-services test-servers soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -35,13 +35,7 @@ check: $(STAMP)
 test: check
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
-# What needs more than the base installation or more than seconds: real training runs, torch, real servers and engines.
-APT_SERVICES := bubblewrap mariadb docker chromium
-PIP_SERVICES := pretrained bfcl agentrl sglang
-# Fast, but skipped where there is no sandbox yet.
-SANDBOXED := tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py $(wildcard tests/envs/test_os_*.py) tests/faults/test_env_os.py
-# Tests of one service share a worker, which starts its servers once; most of them wait more than they compute.
-SERVICE_WORKERS ?= 3
+# What needs more than the base installation or more than seconds: torch, the stock AgentRL packages, real training runs.
 TORCH := .venv-services/.installed
 
 $(TORCH): requirements/services.txt $(STAMP)
@@ -51,17 +45,25 @@ $(TORCH): requirements/services.txt $(STAMP)
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-test-services: install-services
+# Tests of one service share a worker, which starts its servers once; most of them wait more than they compute.
+GROUPED := $(PYTEST) -n $(WORKERS) --dist loadgroup
+
+test-services: $(STAMP) $(TORCH)
+	set -e; for service in pretrained bfcl agentrl; do tools/install_$$service.sh; done
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
 	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest tests/report/test_sinks.py
-	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) -m "$(FAST)" $(SANDBOXED)
-	AGENTRL_SERVERS=1 $(PYTEST) -n $(SERVICE_WORKERS) --dist loadgroup -m "(slow or $(SERVED)) and not soak and not torch"
+	$(GROUPED) -m "(slow or agentrl or bfcl) and not soak and not torch and not ($(SERVED))"
 	tools/second_interpreter.sh
 
-# Those that the system's package manager installs, one after the other, beside those that pip installs.
-install-services: $(STAMP) $(TORCH)
-	set -e; (for service in $(APT_SERVICES); do tools/install_$$service.sh; done) & \
-	  for service in $(PIP_SERVICES); do tools/install_$$service.sh; done; wait $$!
+# Real servers, databases, sandboxes and browsers. The system's package manager installs some of them, as root.
+SANDBOXED := tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py $(wildcard tests/envs/test_os_*.py) tests/faults/test_env_os.py
+
+install-servers: $(STAMP)
+	set -e; for service in bubblewrap mariadb docker chromium bfcl agentrl sglang; do tools/install_$$service.sh; done
+
+test-servers: install-servers
+	AGENTRL_SERVERS=1 $(PYTEST) -n $(WORKERS) -m "$(FAST)" $(SANDBOXED)
+	AGENTRL_SERVERS=1 $(GROUPED) -m "(agentrl or $(SERVED)) and not soak"
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)

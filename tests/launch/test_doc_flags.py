@@ -26,8 +26,10 @@ COMMANDS = (
     *(AuditConfig, replay.ReplayConfig, replay_episode.ReplayConfig),
 )
 OF_OTHERS = {
+    # of agentrl_jax.report, of pip, of uv, of hf
+    *("--compare", "--episode"),
     *("--local-dir", "--extra", "--no-header", "--no-emit-index-url", "--python-version", "--universal"),
-    "--quick",
+    *("--quick", "--no-deps"),
 }
 """Of programs that are not ours, and of benchmarks."""
 
