@@ -115,6 +115,20 @@ def test_what_a_turn_found_in_the_cache_stays_found_though_less_is_shared_after_
     assert scheduler.statistics().cached_tokens == 9 + 14
 
 
+def test_sampled_ids_that_are_shared_after_a_publish_are_no_cached_ids_of_the_prompt() -> None:
+    scheduler, device = Scheduler(CONFIG, 0), ListDevice()
+    twins = [replace(turn(0, PROMPT, f"m{i}", max_new_tokens=9, stop=99), request_id=i) for i in range(2)]
+    for twin in twins:
+        scheduler.submit(twin)
+    while not all(twin.ids for twin in twins):
+        device.advance(scheduler)
+    shared, device.version = scheduler.statistics().shared_tokens, 1
+    scheduler.set_version(1)
+    finish(scheduler, device)
+    assert scheduler.statistics().shared_tokens - shared >= len(PROMPT)
+    assert [twin.cached_tokens for twin in twins] == [0, len(PROMPT) - 1]
+
+
 def test_a_follower_whose_leader_is_aborted_computes_for_itself() -> None:
     scheduler, device = Scheduler(CONFIG, 0), ListDevice()
     for member in range(3):
