@@ -5,11 +5,13 @@
 `export` takes float32 params from JAX, casts them to bfloat16, and writes them to the publish folder: gather, checksum
 and write overlap. `disk` only writes buckets that are on the host already; `memcpy` writes the same bytes to a fresh
 file in the same folder by one call, in the same repeat: what this machine can do at best. `reader` publishes to a
-server whose weights are copied out of the file, and which samples meanwhile. Rates and pauses are those of ordinary
-publishes, where a server hashes its weights once; after them comes one of which every tensor is compared. A pause is
-a load and a check, as no token may be sampled before the check has passed: SHA-256 on a CPU (`check_s_per_gb`; a core
-with SHA instructions needs 0.52 s/GB for that alone), a kernel at the memory's speed on a GPU. `cpu_s_per_gb` is what
-the pause of a server in this process computed, on all threads: a figure that other work on the machine leaves alone.
+server of this package, whose weights are copied out of the file, and which samples meanwhile. Rates and pauses are
+those of ordinary publishes, where a server hashes its weights once; after them comes one of which every tensor is
+compared. A pause is a load (`load_s_per_gb`) and a check (`check_s_per_gb`), as no token may be sampled before the check
+has passed. Servers of this package do both ahead of it, so that `reader`'s pause is a swap; SGLang does them in it: on
+a CPU SHA-256, for which a core with SHA instructions needs 0.52 s/GB, on a GPU a kernel at the memory's speed.
+`cpu_s_per_gb` is what a publish to a server in this process computed, on all threads: a figure that other work on the
+machine leaves alone.
 
 With --engine, a real server (SGLang, or `python -m launch.engine`) that was started with FOLDER gets its own weights
 by each transport that it offers, in each in-flight mode, while turns run on it; --python is an interpreter with torch
@@ -256,6 +258,8 @@ def _figures(case: str, published: Sequence[Published], *, is_here: bool) -> Ite
     yield _figure(case, "rate", [size / one.load_s for one, size in zip(found, gigabytes, strict=True)], "GB/s")
     yield _figure(case, "pause", [one.pause_s for one in found], "s")
     yield _figure(case, "pause_s_per_gb", pauses, "s/GB")
+    loads = [one.load_s / size for one, size in zip(found, gigabytes, strict=True)]
+    yield _figure(case, "load_s_per_gb", loads, "s/GB")
     checks = [one.check_s / size for one, size in zip(found, gigabytes, strict=True)]
     yield _figure(case, "check_s_per_gb", checks, "s/GB")
     if is_here:

@@ -39,9 +39,9 @@ def check_alone(what: str) -> None:
     """Raise ConfigError if this is one of several processes, and `what` knows of one only."""
     if jax.process_count() > 1:
         raise ConfigError(
-            f"{what} runs in one process, but this is one of {jax.process_count()}: start one, which uses all GPUs that it "
-            "sees (under SLURM: srun --ntasks=1; elsewhere: leave --coordinator-address, --num-processes and --process-id "
-            "out)"
+            f"{what} runs in one process, but this is one of {jax.process_count()}: start one, which uses all GPUs "
+            "that it sees (under SLURM: srun --ntasks=1; elsewhere: leave --coordinator-address, --num-processes and "
+            "--process-id out)"
         )
 
 
