@@ -7,9 +7,9 @@ and write overlap. `disk` only writes buckets that are on the host already; `mem
 file in the same folder by one call, in the same repeat: what this machine can do at best. `reader` publishes to a
 server of this package, whose weights are copied out of the file, and which samples meanwhile. Rates and pauses are
 those of ordinary publishes, where a server hashes its weights once; after them comes one of which every tensor is
-compared. A pause is a load (`load_s_per_gb`) and a check (`check_s_per_gb`), as no token may be sampled before the check
-has passed. Servers of this package do both ahead of it, so that `reader`'s pause is a swap; SGLang does them in it: on
-a CPU SHA-256, for which a core with SHA instructions needs 0.52 s/GB, on a GPU a kernel at the memory's speed.
+compared. A pause is a load (`load_s_per_gb`) and a check (`check_s_per_gb`), as no token may be sampled before the
+check has passed. Servers of this package do both ahead of it, so that `reader`'s pause is a swap; SGLang does them in
+it: on a CPU SHA-256, for which a core with SHA instructions needs 0.52 s/GB, on a GPU a kernel at the memory's speed.
 `cpu_s_per_gb` is what a publish to a server in this process computed, on all threads: a figure that other work on the
 machine leaves alone.
 
