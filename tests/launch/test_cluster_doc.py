@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_jax.config import TrainConfig
 from launch import cluster, controller, engine, gpu_check, train, worker
 from launch.command import parse
 from launch.config import parse_training
 from launch.gpu_check import GpuCheckConfig
+from launch.worker import WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
@@ -30,8 +30,26 @@ def test_a_plan_is_made_by_the_command_that_is_named() -> None:
     words = shlex.split(next(block for block in BLOCKS if "--dry-run" in block))
     config, _ = parse_training(words[3:], program="launch.train")
     assert (config.recipe, config.mesh, config.dry_run) == ("paper-14b", "8", True)
-    words = shlex.split(next(block for block in BLOCKS if "gpu_check" in block))
-    assert parse(GpuCheckConfig, words[3:], program="launch.gpu_check").mesh == "8"
+    assert "python -m launch.gpu_check\n" in DOC
+    assert parse(GpuCheckConfig, [], program="launch.gpu_check").mesh == "1"
+
+
+def test_what_is_started_by_hand_is_started_with_settings_that_hold(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    (tmp_path / "token").chmod(0o600)
+
+    def words_of(beginning: str) -> list[str]:
+        block = next(block for block in BLOCKS if block.startswith(beginning))
+        words = shlex.split(block.replace("\\\n", " "))[3:]
+        words = [re.sub(r"=\w+\.token$", f"={tmp_path}/token", word) for word in words]
+        return [re.sub(r"=(RUN_)?DIR$", f"={tmp_path}", word) for word in words]
+
+    hosted = parse(WorkerConfig, words_of("python -m launch.worker"), program="launch.worker")
+    assert hosted.place.reached_at(hosted.port) == "http://HOST:5025/abc/api"
+    config, _ = parse_training(
+        words_of("python -m launch.train --recipe=paper-14b --mesh=8 --model"), program="launch.train"
+    )
+    assert (len(config.engines), len(config.lagging_engines), config.tasks) == (3, 1, "remote:webshop-train")
 
 
 def test_broadcasts_are_asked_for_by_flags_that_hold(tmp_path: Path) -> None:
@@ -81,19 +99,15 @@ def test_every_flag_setting_and_file_it_names_exists(capsys: pytest.CaptureFixtu
         with pytest.raises(SystemExit):
             program.main(["--help"])
         help_texts += capsys.readouterr().out
-    slurms = {"--gres", "--gpus-per-task", "--signal", "--dependency", "--config"}
-    named = set(re.findall(r"--[a-z][a-z.-]+[a-z]", DOC)) - slurms
+    help_texts += subprocess.run(
+        [sys.executable, "-m", "envs.data", "verify", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    others = {"--local-dir", "--gres", "--gpus-per-task", "--signal", "--dependency", "--config"}
+    named = set(re.findall(r"--[a-z][a-z.-]+[a-z]", DOC)) - others
     assert {flag for flag in named if flag not in help_texts} == set()
     script = (ROOT / "launch" / "cluster" / "slurm.sbatch").read_text(encoding="utf-8")
     settings = set(re.findall(r"AGENTRL_[A-Z_]+", DOC))
     assert {name for name in settings if name not in script} == set()
-    for path in re.findall(r"`(launch/cluster/[\w.]+)`", DOC):
-        assert (ROOT / path).is_file(), path
+    for path in re.findall(r"\]\(([\w./-]+)\)", DOC):
+        assert (ROOT / "docs" / path).is_file(), path
     assert cluster.__doc__
-
-
-def test_figures_are_those_of_the_defaults() -> None:
-    publish = TrainConfig().publish
-    assert (publish.verify_every, publish.max_outage_s) == (50, 900.0)
-    assert "every 50th (`--publish.verify-every`)" in DOC
-    assert "`--publish.max-outage-s` (15 minutes)" in DOC
