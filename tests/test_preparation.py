@@ -36,7 +36,7 @@ def changed(**changes: object) -> TrainConfig:
 
 def test_a_context_without_room_for_any_demonstration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none of the 8 demonstrations fits 32 tokens, the shortest has \d+: set"):
-        prepared(changed(max_context_tokens=4), tmp_path)
+        prepared(changed(max_context_tokens=4, level=3), tmp_path)
 
 
 def test_without_a_warm_up_no_demonstration_needs_to_fit(model_folder: Path, tmp_path: Path) -> None:
