@@ -238,6 +238,24 @@ def test_an_idle_session_keeps_its_slot_for_a_while_though_others_wait(num_calls
     assert len(finished) == 3
 
 
+def test_a_stranger_takes_a_slot_without_a_session_before_one_whose_session_is_long_idle() -> None:
+    config = LocalEngineConfig(num_slots=3, cache_tokens=400, prefill_shapes=((2, 5),), decode_block=3)
+    scheduler = Scheduler(config, 0)
+    scheduler.submit(turn(0, [1], "busy", max_new_tokens=300, stop=99))
+    for request_id, session in enumerate(("idle", "over"), start=1):
+        scheduler.submit(turn(request_id, [request_id] * 4, session, max_new_tokens=1, stop=99))
+    for _ in range(30):
+        advance_blindly(scheduler)
+    scheduler.end_session("over")
+    scheduler.submit(turn(3, [9], "stranger", max_new_tokens=60, stop=99))
+    advance_blindly(scheduler)
+    back = turn(4, [1] * 4, "idle", max_new_tokens=1, stop=99)
+    scheduler.submit(back)
+    while back.finish_reason is None:
+        advance_blindly(scheduler)
+    assert back.cached_tokens == 3
+
+
 def test_nobody_waits_for_an_idle_session_when_nothing_runs() -> None:
     scheduler, device = Scheduler(CONFIG, 0), ListDevice()
     for request_id, session in enumerate("abc"):

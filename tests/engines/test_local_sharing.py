@@ -87,7 +87,7 @@ def test_what_older_weights_computed_is_not_copied() -> None:
 
 def test_only_what_a_follower_lacks_counts_as_shared() -> None:
     scheduler, device = Scheduler(CONFIG, 0), ListDevice()
-    for request_id, (session, prompt) in enumerate((("b", PROMPT[:3]), ("a", [*PROMPT, 7, 7]))):
+    for request_id, (session, prompt) in enumerate((("b", PROMPT[:3]), ("a", [*PROMPT, 7]))):
         scheduler.submit(turn(request_id, prompt, session, max_new_tokens=1, stop=99))
         finish(scheduler, device)
     scheduler.submit(turn(2, [*PROMPT, 7, 8], "b", max_new_tokens=1, stop=99))
@@ -136,7 +136,9 @@ def test_a_follower_whose_leader_is_aborted_computes_for_itself() -> None:
     device.advance(scheduler)  # the leader's first chunk
     scheduler.abort(0)
     scheduler.submit(turn(3, [8] * 12, "stranger", max_new_tokens=2, stop=99))  # takes the leader's slot
-    assert sorted(t.request_id for t in finish(scheduler, device)) == [1, 2, 3]
+    done = finish(scheduler, device)
+    assert sorted(t.request_id for t in done) == [1, 2, 3]
+    assert [t.ids for t in done] == [expected_ids(t, np.zeros(2, np.int32)) for t in done]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 150)), min_size=3, max_size=3))
