@@ -10,7 +10,7 @@ from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.ports import StepOutcome
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.env import Action, StepResult
-from agentrl_jax.learner import Learner, LearnerConfig, Outcome
+from agentrl_jax.learner import Learner, LearnerConfig, StepMetrics
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.params import Params, init_params
 from agentrl_jax.packing import PackingConfig, build_batch
@@ -71,7 +71,7 @@ class Real(FakeLearner):
         await trio.sleep(7.0)
         return StepOutcome(is_finite=True, is_applied=outcome.is_applied, metrics={})
 
-    def learn(self, groups: tuple[Group, ...], version: int) -> Outcome:
+    def learn(self, groups: tuple[Group, ...], version: int) -> StepMetrics:
         packed = build_batch(groups, advantages=AdvantageConfig(), packing=PACKING, learner_version=version)
         return self.learner.step(packed)
 
