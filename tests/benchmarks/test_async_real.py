@@ -72,14 +72,14 @@ def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         two_cores()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     settings = RunSettings(folder=str(tmp_path), cores=(0, 1), model="/no/such/folder")
     with pytest.raises(RuntimeError, match="no/such/folder"):
         run_once(settings)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_engine_and_learner_compute_on_cores_of_their_own(tmp_path: Path) -> None:
     settings = quick_size().settings

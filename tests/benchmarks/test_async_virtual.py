@@ -170,7 +170,7 @@ def test_wrong_settings_are_refused_before_anything_runs(flags: list[str]) -> No
     assert exit_.value.code == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_published_size_comes_close_to_its_bound(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "--quick", "--mode=virtual"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -181,7 +181,7 @@ def test_the_published_size_comes_close_to_its_bound(capsys: pytest.CaptureFixtu
     assert found["gpus=16 colocated", "tokens_per_s"] == pytest.approx(9000.0, rel=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_scale_says_what_it_bends_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale(["--json", "--quick"]) == 0
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -134,7 +134,7 @@ def test_contradicting_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "contradict" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_tiny_experiment_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", f"--out={tmp_path}"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"benchmark"')]
