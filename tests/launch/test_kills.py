@@ -63,7 +63,7 @@ def live(run_dir: Path, module: str, arguments: Sequence[str]) -> tuple[int, str
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", MARK: str(run_dir)}
     done = subprocess.run(
         [sys.executable, "-u", "-m", module, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False, timeout=280,
     )  # fmt: skip
     check_nothing_is_left(run_dir)
     return done.returncode, done.stdout
