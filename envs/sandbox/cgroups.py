@@ -7,8 +7,9 @@ common folder is called after the process that owns it, which is how `sweep` kno
 
 import os
 import re
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,13 @@ from envs.sandbox.protocol import Limits
 _PREFIX = "agentrl_jax"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)")
 _CONTROLLERS = ("memory", "pids", "cpu")
+_MOST_PROCESSES = "pids.max"
 _PERIOD_US = 100_000
 GRADING_BYTES = 1 << 28
 """What grades has for itself. Were there nothing left for it, the kernel would end processes that are stopped, and make
 others go on with that."""
+GRADING_PROCESSES = 64
+"""And what it may start, where as many as may be are stopped."""
 # A group is empty once the kernel has ended its processes, which it does behind their parents' backs.
 _GONE_S = 5.0
 _GONE_STEP_S = 0.002
@@ -155,12 +159,35 @@ class OwnedCgroups:
                         _enable(parent)
 
     def widen(self, paths: Sequence[Path], limits: Limits) -> None:
-        """Let a group's processes have more memory, of which those that are stopped can take none."""
-        more = str(limits.memory_bytes + GRADING_BYTES)
-        for path in paths:
-            for name in ("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max"):
+        """Let a group have more memory and more processes, of which those that are stopped can take none."""
+        memory, processes = str(limits.memory_bytes + GRADING_BYTES), str(limits.num_processes + GRADING_PROCESSES)
+        values = dict.fromkeys(("memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.max"), memory)
+        for name, value in (values | {_MOST_PROCESSES: processes}).items():
+            for path in paths:
                 if (path / name).exists():
-                    (path / name).write_text(more)
+                    (path / name).write_text(value)
+
+    def end_all_but(self, spared: Set[int], paths: Sequence[Path], *, num_waited_for: int) -> None:
+        """Kill the processes of a group other than `spared`, however fast they fork.
+
+        num_waited_for: of them that this process must wait for, and that count until it has.
+        """
+        folder = next(path for path in paths if (path / _MOST_PROCESSES).exists())
+        most = (folder / _MOST_PROCESSES).read_text()
+        # Nothing forks while this is below what there is.
+        (folder / _MOST_PROCESSES).write_text("0")
+        try:
+            deadline = time.monotonic() + _GONE_S
+            while time.monotonic() < deadline:
+                for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+                    if pid not in spared:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                if int((folder / "pids.current").read_text()) <= len(spared) + num_waited_for:
+                    return
+                time.sleep(_GONE_STEP_S)  # the kernel tells nobody
+        finally:
+            (folder / _MOST_PROCESSES).write_text(most)
 
     def remove(self, paths: Sequence[Path]) -> None:
         """Remove a group whose processes have been killed."""
@@ -212,7 +239,7 @@ def _limit(folder: Path, limits: Limits, version: int) -> None:
     """Set those of the limits that this folder's controllers know. Swap, where it is accounted for, is not used."""
     quota = str(int(limits.cpus * _PERIOD_US))
     memory = str(limits.memory_bytes)
-    values = {"pids.max": str(limits.num_processes)}
+    values = {_MOST_PROCESSES: str(limits.num_processes)}
     if version == 2:
         values |= {"memory.max": memory, "memory.swap.max": "0", "cpu.max": f"{quota} {_PERIOD_US}"}
     else:

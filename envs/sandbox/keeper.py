@@ -19,19 +19,22 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.sandbox import frames, machines
 from envs.sandbox.cgroups import OwnedCgroups, find_places
 from envs.sandbox.ground import FIRST_USER, GroundError, prepare
 from envs.sandbox.layers import TooMuchChanged
-from envs.sandbox.machines import Machine, MachineError
+from envs.sandbox.machines import Machine, MachineError, MachineFull
 from envs.sandbox.namespaces import hide_memory
 from envs.sandbox.protocol import Limits
 
 COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from envs.sandbox.keeper import main; main()"
 """For `python -c`, with `sys.path` as JSON, the socket's descriptor and bubblewrap's path; then the folder of a root
 file system, or nothing."""
+
+
+T = TypeVar("T")
 
 
 class Keeper:
@@ -132,7 +135,10 @@ class Keeper:
 
     def _execute(self, request: dict[str, Any], fds: tuple[int, ...]) -> Any:
         machine = self._machines[request["machine"]]
-        pid = machines.execute(self._ground, machine, request, fds[:2], is_trusted=request["is_trusted"])
+        pid = self._with_room(
+            machine,
+            lambda: machines.execute(self._ground, machine, request, fds[:2], is_trusted=request["is_trusted"]),
+        )
         self._ends[pid] = (machine, os.dup(fds[2]))
         machine.processes.add(pid)
         return {"process": pid}
@@ -153,9 +159,23 @@ class Keeper:
 
     def _freeze(self, request: dict[str, Any], _: tuple[int, ...]) -> None:
         machine = self._machines[request["machine"]]
-        machines.freeze(self._ground, machine)
+        self._with_room(machine, lambda: machines.freeze(self._ground, machine))
         if self._cgroups is not None:
             self._cgroups.widen(machine.cgroup, machine.limits)
+
+    def _with_room(self, machine: Machine, enter: Callable[[], T]) -> T:
+        """What `enter` returns. In a machine that is full of processes, as a fork bomb leaves it, all are ended first:
+        there is no other way to bring one in."""
+        try:
+            return enter()
+        except MachineFull:
+            if self._cgroups is None:
+                raise
+            machine.wake_first()
+            spared = {machine.pid, machine.first_pid}
+            self._cgroups.end_all_but(spared, machine.cgroup, num_waited_for=len(machine.processes))
+            self._reap()
+            return enter()
 
     def _close(self, request: dict[str, Any], _: tuple[int, ...]) -> None:
         if request["machine"] in self._machines:

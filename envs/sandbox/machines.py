@@ -57,6 +57,7 @@ _NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_N
 _MODE_FILTER = 0o022
 # What is looked through before scripts grade must not be endless.
 _NUM_FILES = 1 << 17
+_FULL = "the machine has as many processes as it may"
 # Of /dev/shm.
 _SHARED_BYTES = 1 << 26
 
@@ -65,15 +66,21 @@ class MachineError(Exception):
     """A machine could not be started, or a program not be brought into it."""
 
 
+class MachineFull(MachineError):
+    """It has as many processes as it may, and none can be brought into it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Machine:
-    """pid: of bubblewrap. first: descriptor of the first process in it. hold: the pipe that lets that live.
+    """pid: of bubblewrap. first: descriptor of the first process in it, whose number here is first_pid. hold: the pipe
+    that lets that live.
 
     known: protected files that were changed when it was sealed. processes: what runs in it for the owner.
     """
 
     pid: int
     first: int
+    first_pid: int
     hold: int
     limits: Limits
     has_group: bool
@@ -86,6 +93,11 @@ class Machine:
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.first, signal.SIGKILL)
+
+    def wake_first(self) -> None:
+        """Let the first process wait for orphans again."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.first, signal.SIGCONT)
 
     def release(self) -> None:
         """Once its processes are gone."""
@@ -129,7 +141,8 @@ def start(ground: Ground, limits: Limits, cgroup: list[Path]) -> Machine:
         problem, fds = received
         if problem is not None:
             raise MachineError(problem)
-        first = _first_process(info_read, said_read)
+        first_pid = _first_process(info_read, said_read)
+        first = os.pidfd_open(first_pid)
     except MachineError:
         frames.close_all((hold_write, *fds))
         with suppress(ProcessLookupError):
@@ -142,6 +155,7 @@ def start(ground: Ground, limits: Limits, cgroup: list[Path]) -> Machine:
     return Machine(
         pid=pid,
         first=first,
+        first_pid=first_pid,
         hold=hold_write,
         limits=limits,
         has_group=bool(cgroup),
@@ -162,7 +176,7 @@ def _first_process(info: int, said: int) -> int:
     text = b""
     while data := os.read(info, 4096):
         text += data
-    return os.pidfd_open(int(json.loads(text)["child-pid"]))
+    return int(json.loads(text)["child-pid"])
 
 
 class _reporting:
@@ -179,7 +193,8 @@ class _reporting:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> NoReturn:
         if error is not None:
             with suppress(OSError):
-                frames.send(self._end, f"{kind.__name__ if kind else ''}: {error}")
+                is_full = isinstance(error, BlockingIOError)
+                frames.send(self._end, _FULL if is_full else f"{kind.__name__ if kind else ''}: {error}")
         os._exit(0 if error is None else 127)
 
 
@@ -232,7 +247,8 @@ def execute(
 ) -> int:
     """Run a program in the machine, with `fds` as its input and its output; returns its process id.
 
-    Raises MachineError if it cannot be executed, TooMuchChanged if a trusted program would have nothing to run on.
+    Raises MachineError if it cannot be executed, MachineFull if there may be no more processes, TooMuchChanged if a
+    trusted program would have nothing to run on.
     """
     changed = _changed_since_sealed(machine) if is_trusted else {}
 
@@ -253,7 +269,7 @@ def execute(
 
 
 def freeze(ground: Ground, machine: Machine) -> None:
-    """Stop all processes. Raises MachineError if one of them was faster, and ended what stops them."""
+    """Stop all processes. Raises MachineError if one of them was faster, and ended what stops them, or MachineFull."""
 
     def run() -> None:
         with suppress(ProcessLookupError):
@@ -280,7 +296,7 @@ def seal(machine: Machine) -> None:
 def _enter(ground: Ground, machine: Machine, run: Any) -> int:
     """Fork a child into the machine that calls `run`, which executes a program or ends the child.
 
-    Returns once it has: raises MachineError if it says that it cannot.
+    Returns once it has: raises MachineError if it says that it cannot, MachineFull if there may be no more processes.
     """
     ours, theirs = socket.socketpair()
     usher = os.fork()
@@ -308,4 +324,4 @@ def _enter(ground: Ground, machine: Machine, run: Any) -> int:
             if received is None:
                 return pid
             os.waitpid(pid, 0)
-    raise MachineError(received[0])
+    raise MachineFull(_FULL) if received[0] == _FULL else MachineError(received[0])

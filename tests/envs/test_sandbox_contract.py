@@ -253,6 +253,31 @@ def test_a_fork_bomb_is_contained(sandbox):
     assert int(ran.text or "0") <= SMALL.num_processes + 8
 
 
+@pytest.fixture(params=["awake", "stopped"])
+def full(driver, request):
+    """A machine that has as many processes as it may, and holds on to them."""
+    if driver.name == "docker":
+        pytest.skip("a container that is full of processes is gone")
+    with closing(driver.open("default", SMALL)) as machine:
+        stop = "kill -STOP $BASHPID; " if request.param == "stopped" else ""
+        # Orphans, which do not end with the shell.
+        machine.run(f"for i in $(seq 80); do (({stop}exec sleep 100) &) ; done", timeout_s=2.0)
+        yield machine
+
+
+def test_a_machine_full_of_processes_is_emptied_for_the_next(full):
+    assert int(full.execute(("/bin/bash", "-c", "set -- /proc/[0-9]*; echo $#"), timeout_s=LIMIT_S).text) < 8
+    # The shell may have gone with the rest, and is then followed by another.
+    full.run("true", timeout_s=LIMIT_S)
+    assert text_of(full, "echo on") == "on\n"
+
+
+def test_a_machine_full_of_processes_is_graded(full):
+    full.freeze()
+    ran = full.execute(("/bin/bash", "-c", "for i in 1 2 3; do (echo $i); done"), timeout_s=LIMIT_S, is_trusted=True)
+    assert ran.text == "1\n2\n3\n"
+
+
 def test_memory_is_limited(sandbox):
     ran = sandbox.run("python3 -c 'x = b\"x\" * (4 << 30)' 2>/dev/null", timeout_s=LIMIT_S)
     assert ran.exit_code not in (0, None)

@@ -397,3 +397,28 @@ def test_groups_that_still_hold_processes_are_waited_for_but_not_for_ever(tmp_pa
     (tmp_path / "busy/file").write_text("")
     with pytest.raises(OSError, match="not empty"):
         OwnedCgroups(Places(version=2, folders=(tmp_path,))).remove([tmp_path / "busy"])
+
+
+def test_what_grades_has_memory_and_processes_of_its_own(tmp_path):
+    limits = Limits(memory_bytes=1 << 20, num_processes=64)
+    for name in ("memory.max", "pids.max"):
+        (tmp_path / name).write_text("")
+    OwnedCgroups(Places(version=2, folders=(tmp_path,))).widen([tmp_path], limits)
+    assert (tmp_path / "pids.max").read_text() == str(64 + cgroups.GRADING_PROCESSES)
+    assert (tmp_path / "memory.max").read_text() == str((1 << 20) + cgroups.GRADING_BYTES)
+
+
+def test_nothing_forks_while_a_group_is_emptied(tmp_path, monkeypatch):
+    (tmp_path / "pids.max").write_text("64\n")
+    (tmp_path / "cgroup.procs").write_text("1\n77\n")
+    (tmp_path / "pids.current").write_text("2\n")
+    seen = []
+
+    def kill(pid, _):
+        seen.append((pid, (tmp_path / "pids.max").read_text()))
+        (tmp_path / "pids.current").write_text("1\n")
+
+    monkeypatch.setattr(cgroups.os, "kill", kill)
+    OwnedCgroups(Places(version=2, folders=(tmp_path,))).end_all_but({1}, [tmp_path], num_waited_for=0)
+    assert seen == [(77, "0")]
+    assert (tmp_path / "pids.max").read_text() == "64\n"

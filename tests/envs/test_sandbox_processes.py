@@ -100,7 +100,14 @@ def test_a_machine_is_frozen_only_if_what_stops_it_was_not_stopped_itself(monkey
     monkeypatch.setattr(machines, "_enter", lambda ground, machine, run: spawned(script))
     pid = spawned("sleep 100")
     machine = Machine(
-        pid=pid, first=os.pidfd_open(pid), hold=-1, limits=Limits(), has_group=False, cgroup=[], layers=[]
+        pid=pid,
+        first=os.pidfd_open(pid),
+        first_pid=pid,
+        hold=-1,
+        limits=Limits(),
+        has_group=False,
+        cgroup=[],
+        layers=[],
     )
     try:
         if script == "exit 0":
