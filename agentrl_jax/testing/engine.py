@@ -183,7 +183,8 @@ class FakeEngine:
 
     def _sample(self, prefix: bytes, sampling: SamplingParams, position: int, said: int | None) -> tuple[int, float]:
         """Return the next id and its log-probability under softmax(logits / temperature)."""
-        candidates = sorted({*self.vocabulary, *sampling.stop_ids, *(() if said is None else (said,))})
+        stop_ids = [stop for stop in sampling.stop_ids if stop >= 0]  # those below stand for none
+        candidates = sorted({*self.vocabulary, *stop_ids, *(() if said is None else (said,))})
         seed = derive_seed("logits", self.version, prefix.hex())
         logits = np.random.default_rng(seed).normal(size=len(candidates))
         scaled = logits / (sampling.temperature or 1.0)

@@ -1,6 +1,7 @@
 """The fake engine keeps the engine contract; its faults are visible and counted."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from agentrl_jax.engines.protocol import Engine
+from agentrl_jax.engines.sglang_schema import NO_STOP
 from agentrl_jax.errors import EngineError
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.testing.virtual import run_virtual
@@ -93,6 +95,14 @@ async def test_a_turn_ends_with_a_stop_id_or_at_its_limit(autojump_clock: MockCl
         assert STOP not in completion.ids[:-1]
         assert (completion.ids[-1] == STOP) == (completion.finish_reason == "stop")
         assert completion.finish_reason == "stop" or len(completion.ids) == 12
+
+
+async def test_a_stop_id_that_stands_for_none_is_never_sampled(autojump_clock: MockClock) -> None:
+    engine = FakeEngine()
+    for seed in range(20):
+        completion = await complete(engine, replace(sampling(seed), stop_ids=(NO_STOP,)))
+        assert set(completion.ids) <= set(engine.vocabulary)
+        assert (len(completion.ids), completion.finish_reason) == (12, "length")
 
 
 @pytest.mark.parametrize(
