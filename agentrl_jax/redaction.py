@@ -7,8 +7,9 @@ from typing import Any
 HIDDEN = "***"
 """What stands in the place of a secret."""
 
-_USER_INFO = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
-_SECRET_FLAG = re.compile(r"--(?:[\w.-]*[.-])?(?:token|password|secret|key)", re.IGNORECASE)
+# As addresses are read: up to the last @ before a path, so that a password with one in it is hidden whole.
+_USER_INFO = re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)")
+_SECRET_FLAG = re.compile(r"--(?:[\w.-]*[._-])?(?:token|password|secret|key)", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:
