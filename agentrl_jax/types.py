@@ -295,9 +295,9 @@ class Trajectory:
     error: str = ""
 
     def __post_init__(self) -> None:
-        if self.reward is None and not self.end.is_infrastructure:
-            raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
-        if self.end.is_infrastructure and (self.reward or 0.0) > 0.0:  # the published accounting gives it a penalty
+        # The published accounting gives the infrastructure's ends a penalty.
+        is_fitting = (self.reward or 0.0) <= 0.0 if self.end.is_infrastructure else self.reward is not None
+        if not is_fitting:
             raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
         if not all(np.isfinite(given) for given in (self.reward, self.env_reward) if given is not None):
             raise RecordError(f"a reward must be finite, got {self.reward} (from the environment {self.env_reward})")

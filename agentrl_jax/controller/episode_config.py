@@ -74,11 +74,12 @@ class EpisodeConfig:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be finite and >= 0, got {self.temperature}")
-        for end, penalty in {**self.penalties, EpisodeEnd.MAX_TURNS: self.penalty}.items():
+        for end in self.penalties:
             if end.is_infrastructure or end is EpisodeEnd.COMPLETED:
                 raise ConfigError(f"{end.value} cannot have a penalty: the policy did not do anything wrong")
-            if not math.isfinite(penalty):
-                raise ConfigError(f"the penalty of {end.value} must be finite, got {penalty}")
+        for penalty in (self.penalty, *self.penalties.values()):
+            if not (math.isfinite(penalty) and penalty <= 0.0):
+                raise ConfigError(f"a penalty must be finite and <= 0, got {penalty}")
 
     def reward(self, end: EpisodeEnd, env_reward: float | None) -> float | None:
         """The reward of an episode that ended so: the env's, the reason's penalty, or none."""
