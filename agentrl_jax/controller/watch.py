@@ -43,7 +43,8 @@ def crowding_warnings(config: RolloutConfig, num_slots: int) -> tuple[RunWarning
 
 @dataclass
 class _Seen:
-    """What is known of one env. episodes: (turns, end) of the newest ones, cancelled ones excepted."""
+    """What is known of one env. episodes: (turns, end) of the newest ones, cancelled ones excepted. is_penalised: its
+    infrastructure's ends cost the penalty, as published."""
 
     episodes: deque[tuple[int, EpisodeEnd]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     num_episodes: int = 0
@@ -54,6 +55,7 @@ class _Seen:
     num_signal_free: int = 0
     num_flat_steps: int = 0
     newest_error: str = ""
+    is_penalised: bool = False
 
 
 class Watch:
@@ -75,7 +77,7 @@ class Watch:
     ) -> tuple[RunWarning, ...]:
         """Take in the groups that ended, and return what is worth a warning now."""
         for group in dropped:
-            has_valid = any(trajectory.end.is_valid for trajectory in group.trajectories)
+            has_valid = any(trajectory.is_valid for trajectory in group.trajectories)
             self._ended(group).num_signal_free += has_valid
         for group in consumed:
             self._ended(group).num_signal_free = 0
@@ -108,8 +110,9 @@ class Watch:
             if trajectory.end is not EpisodeEnd.CANCELLED:
                 seen.num_episodes += 1
                 seen.episodes.append((len(trajectory.turns), trajectory.end))
-            if trajectory.end.is_infrastructure and trajectory.error:
-                seen.newest_error = trajectory.error
+            if trajectory.end.is_infrastructure:
+                seen.newest_error = trajectory.error or seen.newest_error
+                seen.is_penalised = trajectory.is_valid
         return seen
 
     def _count_flat(self, env: str, has_signal: bool) -> None:
@@ -133,7 +136,8 @@ def _infrastructure_text(env: str, seen: _Seen) -> str:
     counts = ", ".join(f"{end.value} {count}" for end, count in ends.most_common())
     return (
         f"{ends.total()} of the newest {len(seen.episodes)} episodes of {env!r} ended by the infrastructure's fault "
-        f"({counts}) and train nothing. The newest error: {seen.newest_error or 'no text'}"
+        f"({counts}) and {'cost the penalty' if seen.is_penalised else 'train nothing'}. The newest error: "
+        f"{seen.newest_error or 'no text'}"
     )
 
 

@@ -1,5 +1,7 @@
 """Warnings: each at its threshold, worded with what to do, and not again before its reason has doubled."""
 
+from dataclasses import replace
+
 import pytest
 
 from agentrl_jax.controller.config import RolloutConfig
@@ -40,6 +42,16 @@ def test_over_a_fifth_lost_to_the_infrastructure() -> None:
     assert "26 of the newest 50 episodes of 'a'" in warning.text
     assert "(env_error 25, env_timeout 1)" in warning.text
     assert "broke" in warning.text
+
+
+def test_what_is_penalised_as_published_is_not_said_to_train_nothing() -> None:
+    lost = make_group(LOST, LOST)
+    penalised = replace(lost, trajectories=tuple(replace(each, reward=-0.2) for each in lost.trajectories))
+    (warning,) = Watch().observe([penalised] * 25, [], [])
+    assert "(env_error 50) and cost the penalty. The newest error: broke" in warning.text
+    warnings = Watch().observe([], [penalised] * 32, [])
+    assert names(warnings) == [("infrastructure", "a"), ("no_signal", "a")]
+    assert names(Watch().observe([], [lost] * 32, [])) == [("infrastructure", "a")]
 
 
 def test_a_warning_comes_again_once_its_reason_has_doubled() -> None:
