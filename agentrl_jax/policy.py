@@ -34,7 +34,8 @@ from agentrl_jax.rendering.train_tokenizer import train_tokenizer
 Conversation = tuple[Sequence[Message], Sequence[Tool]]
 
 _SHARED_FRAC = 0.02
-"""A system message that so many of the conversations begin with is one token of a new tokenizer."""
+"""A system message that so many of the conversations, and more than one, begin with is one token of a new
+tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +150,10 @@ def create_policy(
 
 
 def _shared_openings(texts: Collection[str]) -> list[str]:
-    """The system blocks, tools included, that at least `_SHARED_FRAC` of the rendered conversations begin with."""
+    """The system blocks, tools included, that at least `_SHARED_FRAC` of the rendered conversations share."""
     head = f"{IM_START}system\n"
     blocks = Counter(text.removeprefix(head).partition(IM_END)[0] for text in texts if text.startswith(head))
-    return [block for block, count in blocks.items() if count >= _SHARED_FRAC * len(texts)]
+    return [block for block, count in blocks.items() if count >= max(2, _SHARED_FRAC * len(texts))]
 
 
 def check_model_folder(folder: Path) -> None:

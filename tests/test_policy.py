@@ -66,6 +66,15 @@ def test_a_system_message_that_conversations_share_is_one_token_with_its_tools(t
     assert lengths[1] - lengths[2] > 11
 
 
+def test_a_system_message_that_one_conversation_has_is_read_however_few_there_are(tmp_path: Path) -> None:
+    conversations = [
+        ((Message(role="system", content=f"You are in room {room}."), Message(role="user", content="Go.")), ())
+        for room in range(4)
+    ]
+    policy = create_policy(conversations, tmp_path, network=NETWORK, keep_whole=(), seed=0)
+    assert all(len(policy.tokenizer.encode(f"You are in room {room}.")) > 1 for room in range(4))
+
+
 def test_an_imported_policy_leaves_as_it_came(tokenizer_folder: Path, tmp_path: Path) -> None:
     model, params = imported(tmp_path / "in", tokenizer_folder)
     policy = open_policy(tmp_path / "in")
