@@ -18,8 +18,10 @@ def config_to_json(config: Any) -> dict[str, Any]:
     return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
 
 
-def config_from_json(config_type: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """The inverse of `config_to_json`. Raises ConfigError if a field is unknown, of another type, or refused."""
+def config_from_json(config_type: type[ConfigT], values: Any) -> ConfigT:
+    """The inverse of `config_to_json`. Raises ConfigError for no object, or a field that is unknown or refused."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"a saved config is a JSON object, got {str(values)[:100]}")
     unknown = sorted(set(values) - {f.name for f in fields(config_type)})  # type: ignore[arg-type]
     if unknown:
         raise ConfigError(f"a saved config has fields that this version does not know: {', '.join(unknown)}")

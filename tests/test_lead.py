@@ -32,3 +32,9 @@ def test_it_arrives_as_it_was(model: ModelConfig) -> None:
 def test_nothing_is_executed_on_arrival() -> None:
     with pytest.raises(ConfigError, match="no run"):
         Beginning.from_bytes(pickle.dumps(BEGINNING))
+
+
+@pytest.mark.parametrize("data", [b"3", b"null", b"[]", b"{}", b'{"config":3}'])
+def test_other_json_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="a saved config"):
+        Beginning.from_bytes(data)
