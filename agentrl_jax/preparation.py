@@ -15,12 +15,10 @@ from agentrl_jax.models.params import num_params
 from agentrl_jax.policy import Policy, create_policy, open_policy
 from agentrl_jax.rendering.config import RenderingConfig
 from agentrl_jax.rendering.transcript import TemplateRenderer
+from agentrl_jax.row_sizes import MOST_CONTEXT_UNASKED
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.sft import Demonstration
 from agentrl_jax.types import Ids, as_ids
-
-_MAX_CONTEXT = 1024
-"""Longest episode that a run takes on unasked: the embedded engine's decode reads its whole cache at every step."""
 
 _NUM_FOR_SIZES = 256
 """Demonstrations that a run without warm-up plays, to know how long episodes are."""
@@ -114,7 +112,7 @@ def settle_rendering(policy: Policy, asked: RenderingConfig, say: Callable[[str]
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:
-    sized = config.with_context(config.max_context_tokens or min(longest * 5 // 4, _MAX_CONTEXT))
+    sized = config.with_context(config.max_context_tokens or min(longest * 5 // 4, MOST_CONTEXT_UNASKED))
     if sized.packing.row_tokens[-1] > policy.model.max_positions:
         raise ConfigError(
             f"episodes of up to {sized.max_context_tokens} tokens do not fit the model's "

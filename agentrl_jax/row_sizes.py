@@ -5,6 +5,9 @@ import math
 from agentrl_jax.packing import PackingConfig
 from agentrl_jax.sharding import parse_mesh
 
+MOST_CONTEXT_UNASKED = 1024
+"""Longest episode that a run takes on unasked: the embedded engine's decode reads its whole cache at every step."""
+
 _ROWS = 4
 """Rows of a micro-batch where nothing else is asked for: on a CPU its activations stay in cache."""
 

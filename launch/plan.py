@@ -13,12 +13,10 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.models.config import ModelConfig
 from agentrl_jax.models.load import inspect_pretrained
 from agentrl_jax.models.params import num_params
+from agentrl_jax.row_sizes import MOST_CONTEXT_UNASKED
 from agentrl_jax.sharding import MeshShape, parse_mesh
 from launch.estimates import DEVICES, StepBytes, engine_bytes, held_numbers, step_bytes, step_flops
 from launch.recipes import Recipe
-
-MOST_CONTEXT_UNASKED = 1024
-"""Where the longest demonstration decides how long episodes are: no longer than this."""
 
 _UNASKED_SHARE = 0.75
 """Of a GPU's memory that JAX takes unless it is told otherwise."""
