@@ -1,5 +1,6 @@
 """Secrets that stand in files: what a command line says, every user of its machine can read. No jax."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def chosen_token(token: str | None, file: Path | None, *, flag: str = "--token")
         raise ConfigError(f"{flag} and {flag}-file say the same: leave one of them out")
     try:
         with file.open(encoding="ascii") as opened:
-            mode = stat.S_IMODE(file.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             found = opened.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag}-file {file}: expected a file with a token, in ASCII: {error}") from error
