@@ -44,10 +44,9 @@ async def test_a_pause_in_a_turn_keeps_what_it_has_and_new_weights_go_on_from_th
             await has_begun.wait()
             await engine.pause()
             num_seen = len(seen)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await engine.publish(weights[4], 4)
             assert len(seen) == num_seen
             assert completions == []
-            await engine.publish(weights[4], 4)
             await engine.resume()
     assert [span.version for span in completions[0].version_spans] == [0, 4]
     check_logprobs(weights, PROMPT, completions[0], 1.0)
