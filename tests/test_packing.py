@@ -1,78 +1,19 @@
-"""Packing: exact contents by hand, then what neither padding, bucket, order nor micro-batch size may change."""
+"""Packing: exact contents by hand, then what neither bucket, order nor micro-batch size may change."""
 
-import math
-import re
 import time
 from dataclasses import replace
-from functools import reduce
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.algo.advantages import AdvantageConfig
-from agentrl_jax.algo.aggregate import add_outputs
-from agentrl_jax.algo.bins import first_fit_decreasing
-from agentrl_jax.algo.losses import LossConfig, make_loss
-from agentrl_jax.algo.metrics import means
-from agentrl_jax.batch import TokenBatch, map_tokens
-from agentrl_jax.batch_files import load_batch, load_scores, save_batch
 from agentrl_jax.errors import ConfigError, RecordError
-from agentrl_jax.packing import (
-    PackedBatch,
-    PackingConfig,
-    build_batch,
-    pack_demonstrations,
-    pack_segments,
-    unpack,
-)
+from agentrl_jax.packing import PackingConfig, build_batch, pack_demonstrations, pack_segments, unpack
 from agentrl_jax.types import EpisodeEnd, Group
 from tests.algo.record_builders import make_group, make_segment, make_trajectory, make_turn
-
-PLAIN = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
-
-
-def one_row(tokens: int) -> PackingConfig:
-    return PackingConfig(row_tokens=(tokens,), rows_per_micro_batch=1)
-
-
-def varied_groups(seed: int = 0) -> list[Group]:
-    """Two envs, six groups, several turns and segments, masked tokens, versions 3 to 7; some without signal."""
-    rng = np.random.default_rng(seed)
-
-    def segments() -> list:
-        return [
-            make_segment(
-                *(
-                    make_turn(
-                        int(rng.integers(1, 5)),
-                        int(rng.integers(1, 7)),
-                        version=int(rng.integers(3, 8)),
-                        first_id=int(rng.integers(1, 20)),
-                        masked=[0] if rng.random() < 0.2 else [],
-                    )
-                    for _ in range(rng.integers(1, 4))
-                )
-            )
-            for _ in range(rng.integers(1, 3))
-        ]
-
-    rewards = [[1.0, 0.0, 0.0], [1.0, 0.3, None], [0.0, 0.0, 0.0], [1.0, 0.0, -0.2], [None, 1.0, None], [0.5, 1.0, 0.0]]
-    return [
-        make_group(values, group_id=i, env="ab"[i % 2], index=i, segments=[segments() for _ in values])
-        for i, values in enumerate(rewards)
-    ]
-
-
-ARRAYS = [name for name in TokenBatch._fields if name not in ("totals", "reference_logprobs")]
-
-
-def stacked(batch: PackedBatch) -> TokenBatch:
-    return map_tokens(lambda *parts: np.concatenate(parts), *batch.micro_batches)
+from tests.packed_groups import ARRAYS, PLAIN, one_row, stacked, varied_groups
 
 
 def test_one_group_in_one_row_by_hand() -> None:
@@ -163,36 +104,6 @@ def test_a_column_has_a_value_for_each_token() -> None:
 def test_a_column_that_no_batch_has_is_refused() -> None:
     with pytest.raises(RecordError, match=r"must be fields of a packed TokenBatch, got advantage$"):
         pack_segments([2], {"ids": np.zeros(2, np.int32), "advantage": np.ones(2, np.float32)}, one_row(8))
-
-
-@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
-@settings(max_examples=60, deadline=None)
-def test_first_fit_places_each_segment_once_without_overlap(lengths: list[int], capacity: int) -> None:
-    placement = first_fit_decreasing(lengths, capacity)
-    slots = np.zeros((placement.num_rows, capacity), np.int64)
-    for row, offset, length in zip(placement.rows, placement.offsets, lengths, strict=True):
-        assert offset + length <= capacity
-        slots[row, offset : offset + length] += 1
-    assert slots.max(initial=0) <= 1
-    assert slots.sum() == sum(lengths)
-    for row in range(placement.num_rows):
-        inside = placement.rows == row
-        in_order = np.argsort(placement.offsets[inside])
-        assert placement.ranks[inside][in_order].tolist() == list(range(inside.sum()))
-        assert slots[row].argmin() == slots[row].sum() or slots[row].all()  # no holes
-    assert (2 * slots.sum(axis=1) <= capacity).sum() <= 1  # the later of two such rows would have fitted the earlier
-
-
-def test_first_fit_decreasing_by_hand() -> None:
-    placement = first_fit_decreasing([4, 8, 1, 4, 2, 1], 10)  # the textbook case: two full rows
-    assert placement.rows.tolist() == [1, 0, 1, 1, 0, 1]
-    assert placement.num_rows == 2
-
-
-@pytest.mark.parametrize("lengths", [[0], [11], [3, -1]])
-def test_impossible_lengths_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(RecordError, match=r"\[1, 10\]"):
-        first_fit_decreasing(lengths, 10)
 
 
 def test_thousands_of_segments_pack_tightly_and_at_once() -> None:
@@ -402,120 +313,6 @@ def test_arrays_are_read_only() -> None:
     batch = build_batch([make_group([1.0, 0.0])], advantages=PLAIN, packing=one_row(16), learner_version=0)
     with pytest.raises(ValueError, match="read-only"):
         batch.micro_batches[0].ids[0, 0] = 1
-
-
-def toy_logprobs(table: jax.Array, tokens: TokenBatch) -> jax.Array:
-    """log-probabilities that depend on a token, its position and the one before it in its segment."""
-    before = jnp.concatenate([jnp.zeros_like(tokens.ids[:, :1]), tokens.ids[:, :-1]], axis=1)
-    before = jnp.where(jnp.asarray(tokens.positions) > 0, before, 0)
-    return -0.5 - 0.3 * jnp.square(jnp.sin(table[tokens.ids] + table[before] * jnp.cos(1.0 * tokens.positions)))
-
-
-def loss_and_gradient(batch: PackedBatch, table: np.ndarray) -> tuple[float, np.ndarray, dict[str, float]]:
-    """What a learner does: sums over micro-batches, one division by the global weight."""
-    loss_fn = make_loss(LossConfig(clip_low=0.05, clip_high=0.05))
-
-    @jax.jit
-    def accumulate(table: jax.Array, tokens: TokenBatch) -> tuple:
-        def objective(table: jax.Array) -> tuple:
-            output = loss_fn(toy_logprobs(table, tokens), tokens)
-            return output.loss.total / batch.loss_weight, output
-
-        return jax.grad(objective, has_aux=True)(table)
-
-    parts = [accumulate(jnp.asarray(table), tokens) for tokens in batch.micro_batches]
-    outputs = [output for _, output in parts]
-    assert sum(float(output.loss.weight) for output in outputs) == batch.loss_weight
-    total = sum(float(output.loss.total) for output in outputs) / batch.loss_weight
-    return total, np.sum([gradient for gradient, _ in parts], axis=0), means(reduce(add_outputs, outputs).metrics)
-
-
-def test_loss_gradient_and_metrics_do_not_depend_on_the_layout() -> None:
-    groups = varied_groups()
-    table = np.random.default_rng(1).normal(size=64)
-    layouts = [
-        (groups, PackingConfig(row_tokens=(64,), rows_per_micro_batch=1)),
-        (groups, PackingConfig(row_tokens=(1024,), rows_per_micro_batch=4)),
-        (groups[::-1], PackingConfig(row_tokens=(50,), rows_per_micro_batch=3)),
-    ]
-    with jax.enable_x64(True):
-        results = [
-            loss_and_gradient(
-                build_batch(some, advantages=AdvantageConfig(), packing=packing, learner_version=9), table
-            )
-            for some, packing in layouts
-        ]
-    loss, gradient, metrics = results[0]
-    assert np.abs(gradient).max() > 1e-3
-    assert 0 < metrics["clip_low_frac"] < 1
-    for other in results[1:]:
-        np.testing.assert_allclose(other[0], loss, rtol=1e-9)
-        np.testing.assert_allclose(other[1], gradient, rtol=1e-9, atol=1e-12)
-        assert other[2] == pytest.approx(metrics, rel=1e-9, nan_ok=True)
-
-
-def test_loss_equals_a_loop_over_trajectories() -> None:
-    groups = varied_groups(2)
-    batch = build_batch(groups, advantages=PLAIN, packing=one_row(64), learner_version=9)
-    table = np.random.default_rng(3).normal(size=64)
-    total, weight = 0.0, 0
-    for group in groups:
-        rewards = [t.reward for t in group.trajectories if t.reward is not None]
-        for trajectory in group.trajectories:
-            if trajectory.reward is None or len(set(rewards)) < 2:
-                continue
-            advantage = trajectory.reward - sum(rewards) / len(rewards)
-            for segment in trajectory.segments:
-                for t in np.flatnonzero(segment.loss_mask):
-                    angle = table[segment.ids[t]] + table[segment.ids[t - 1]] * math.cos(t)
-                    ratio = math.exp(-0.5 - 0.3 * math.sin(angle) ** 2 - float(segment.behavior_logprobs[t]))
-                    total += max(-advantage * ratio, -advantage * min(max(ratio, 0.95), 1.05))
-                    weight += 1
-    with jax.enable_x64(True):
-        loss, _, _ = loss_and_gradient(batch, table)
-    assert batch.loss_weight == weight
-    np.testing.assert_allclose(loss, total / weight, rtol=1e-6)  # advantages travel as float32
-
-
-@pytest.mark.parametrize("groups", [varied_groups(), []], ids=["full", "empty"])
-def test_a_recorded_batch_comes_back_exactly(tmp_path: Path, groups: list[Group]) -> None:
-    packing = PackingConfig(row_tokens=(64,), rows_per_micro_batch=2)
-    batch = build_batch(groups, advantages=AdvantageConfig(), packing=packing, learner_version=9)
-    path = tmp_path / "step-000001.npz"
-    save_batch(path, batch)
-    loaded = load_batch(path)
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-    for name in ("loss_weight", "num_loss_tokens", "num_tokens", "efficiency", "task_names", "stats"):
-        assert getattr(loaded, name) == getattr(batch, name), name
-    assert len(loaded.micro_batches) == len(batch.micro_batches)
-    for before, after in zip(batch.micro_batches, loaded.micro_batches, strict=True):
-        assert before.totals == after.totals
-        for name in ARRAYS:
-            x, y = getattr(before, name), getattr(after, name)
-            assert (x.dtype, x.tobytes(), x.shape) == (y.dtype, y.tobytes(), y.shape), name
-            assert not y.flags.writeable
-    assert loaded.segment_order.tolist() == batch.segment_order.tolist()
-
-
-def test_other_files_are_not_taken_for_batches(tmp_path: Path) -> None:
-    other, pickled = tmp_path / "other.npz", tmp_path / "pickled.npz"
-    np.savez(other, x=np.zeros(3))
-    with pytest.raises(RecordError, match="not a recorded batch"):
-        load_batch(other)
-    np.savez(other, format=99)
-    with pytest.raises(RecordError, match="format 99"):
-        load_batch(other)
-    np.savez(pickled, format=np.array([{}], object))
-    text, empty, array, cut = (tmp_path / name for name in ("text.npz", "empty.npz", "array.npy", "cut.npz"))
-    text.write_text("no batch", encoding="utf-8")
-    empty.touch()
-    np.save(array, np.zeros(3))
-    save_batch(cut, build_batch(varied_groups(), advantages=PLAIN, packing=one_row(64), learner_version=9))
-    cut.write_bytes(cut.read_bytes()[:-200])
-    for path in (other, pickled, text, empty, array, cut):
-        for load in (load_batch, load_scores):
-            with pytest.raises(RecordError, match=re.escape(str(path))):
-                load(path)
 
 
 def test_a_trajectory_of_one_sampled_token_counts_as_a_whole_one() -> None:
