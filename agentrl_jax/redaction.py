@@ -8,7 +8,8 @@ HIDDEN = "***"
 """What stands in the place of a secret."""
 
 # As addresses are read: up to the last @ before a path, so that a password with one in it is hidden whole.
-_USER_INFO = re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)")
+# The name alone that ssh asks for is no secret, and a saved address is of no use without it.
+_USER_INFO = re.compile(r"(?<=://)(?!(?<=ssh://)[^\s/?#'\":@]+@)[^\s/?#'\"]+(?=@)")
 _SECRET_FLAG = re.compile(r"--(?:[\w.-]*[._-])?(?:token|password|secret|key)", re.IGNORECASE)
 
 

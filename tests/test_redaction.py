@@ -2,13 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_jax.config import TrainConfig
+from agentrl_jax.controller.episode_config import EpisodeConfig
+from agentrl_jax.controller.live_session import Ended, LiveSession
 from agentrl_jax.controller.remote_config import ListenConfig, RemoteTasks
+from agentrl_jax.controller.sessions import Session
+from agentrl_jax.env import Message
+from agentrl_jax.errors import EngineError, EnvError, EnvTimeout
 from agentrl_jax.redaction import redacted, without_passwords, without_secrets
 from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import RunLog
@@ -46,6 +53,25 @@ def test_no_file_of_a_run_directory_has_a_secret(tmp_path: Path, monkeypatch: py
         assert "host:5020" in text, path
 
 
+@pytest.mark.parametrize("failure", [EnvError, EnvTimeout, EngineError])
+async def test_what_is_said_of_an_episode_has_no_secret(failure: type[Exception]) -> None:
+    class Lost:
+        async def reserve(self) -> None:
+            raise failure(f"{ADDRESS} went away")
+
+        close = reserve
+
+    async def take_turns(messages: tuple[Message, ...]) -> Ended:
+        raise AssertionError("there is no session")
+
+    config = EpisodeConfig(max_turns=1, max_new_tokens=1, max_context_tokens=9)
+    session = LiveSession(cast("Session", Lost()), make_trajectory(0.0).task, config, trio.current_time)
+    end, said = await session.play(take_turns)
+    assert end.is_infrastructure
+    assert said == "http://***@host:5020/api went away"
+    assert await session.close([]) == [f"closing: {said}"]
+
+
 @pytest.mark.parametrize(
     "given_arguments",
     [
@@ -71,6 +97,18 @@ def test_other_arguments_stay_as_they_are(argument: str) -> None:
 @given(st.text("ab:@", min_size=1), st.text("cd/ ", max_size=5))
 def test_what_stands_before_an_at_sign_is_gone_and_the_rest_stays(secret: str, rest: str) -> None:
     assert without_passwords(f"x http://{secret}@host{rest}") == f"x http://***@host{rest}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("docker:ssh://me@box", "docker:ssh://me@box"),
+        ("ssh://me:p@box", "ssh://***@box"),
+        ("tcp://me@box", "tcp://***@box"),
+    ],
+)
+def test_the_name_alone_that_ssh_asks_for_is_no_secret(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown
 
 
 def test_every_text_of_nested_values_is_looked_at() -> None:

@@ -16,6 +16,7 @@ from agentrl_jax.controller.sessions import Session
 from agentrl_jax.controller.telemetry import CallName
 from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import EngineError, EnvError, EnvTimeout
+from agentrl_jax.redaction import without_passwords
 from agentrl_jax.types import EpisodeEnd, Task
 
 T = TypeVar("T")
@@ -47,8 +48,15 @@ class LiveSession:
         self.calls_left = bound(config.max_calls)
 
     async def play(self, take_turns: Callable[[tuple[Message, ...]], Awaitable[Ended]]) -> Ended:
-        """Begin the session and let `take_turns` go on from its first messages. The only place where a failure becomes
-        an end."""
+        """Begin the session and let `take_turns` go on from its first messages.
+
+        What is said of the end goes into files (ledger, episodes, spans), and so without passwords.
+        """
+        end, said = await self._play(take_turns)
+        return end, without_passwords(said)
+
+    async def _play(self, take_turns: Callable[[tuple[Message, ...]], Awaitable[Ended]]) -> Ended:
+        """The only place where a failure becomes an end."""
         try:
             await self._reserve()
             messages = await self._call(self._session.start, self._config.reset_deadline_s, "reset")
@@ -84,7 +92,7 @@ class LiveSession:
                 try:
                     await release()
                 except (EnvError, EngineError) as error:
-                    problems.append(f"closing: {error}")
+                    problems.append(f"closing: {without_passwords(str(error))}")
             if scope.cancelled_caught:
                 problems.append(f"closing took longer than {self._config.close_deadline_s} s")
         return problems
