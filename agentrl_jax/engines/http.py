@@ -21,6 +21,7 @@ import trio
 
 from agentrl_jax.engines.http_connect import Connect, tcp_connect
 from agentrl_jax.errors import ConfigError, EngineError
+from agentrl_jax.redaction import without_passwords
 
 T = TypeVar("T")
 
@@ -257,4 +258,8 @@ def _split(url: str) -> tuple[SplitResult, str, int | None]:
     is_sendable = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in ("http", "https") or not host or not is_sendable:
         raise ConfigError(f"expected a URL like http://host:port, got {url!r}")
+    if "@" in parts.netloc:  # it would go into the Host header, and open nothing
+        raise ConfigError(
+            f"expected a URL without user and password, got {without_passwords(url)}: give a token instead"
+        )
     return parts, host, port

@@ -270,3 +270,10 @@ async def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL like"):
         async with open_http_client(url):
             pass
+
+
+@pytest.mark.parametrize("user", ["any:s3cret", "s3cret"])
+async def test_a_url_with_a_password_which_would_open_nothing(user: str) -> None:
+    with pytest.raises(ConfigError, match=r"got http://\*\*\*@host:1/api: give a token instead"):
+        async with open_http_client(f"http://{user}@host:1/api"):
+            pass
