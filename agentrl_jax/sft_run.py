@@ -146,7 +146,8 @@ class _Run:
             self.step += 1
             now = monotonic()
             figures = {**outcome.as_dict(), "num_tokens": packed.num_tokens, "num_loss_tokens": packed.num_loss_tokens}
-            self.run_log.log_metrics("step", {"step": self.step, "metrics": figures, "sft_s": now - begun})
+            progress = {"step": self.step, "max_steps": self.num_steps, "sft_s": now - begun}
+            self.run_log.log_metrics("step", {**progress, "metrics": figures})
             if now - said > _LINE_EVERY_S or self.step in (1, self.num_steps):
                 said = now
                 self.say(self._line(outcome.loss, outcome.learning_rate, now - begun))

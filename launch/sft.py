@@ -1,5 +1,6 @@
 """Fine-tune on conversations: `python -m launch.sft --data FILE.jsonl`. See `--help`."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,8 +13,8 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import LearnerConfig
 from agentrl_jax.policy import check_model_folder
 from agentrl_jax.preparation import play_demonstrations
+from agentrl_jax.report.display import open_display
 from agentrl_jax.report.sinks import check_sinks
-from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import RunLog, check_unused
 from agentrl_jax.saved_config import read_config
 from agentrl_jax.sft_config import SftConfig
@@ -122,17 +123,19 @@ def _run(config: SftConfig, changes: dict[str, str], data: SftData | None) -> in
     run_dir = config.run_dir
     assert run_dir is not None
 
-    def work(run: RunLog) -> SftResult:
-        with asked_to_stop(say) as should_stop:
-            result = run_sft(config, data or _expert_data(config, run_dir, say), mesh, run, say, should_stop)
-        if config.resume is not None:
-            run.write_config(replace(config, resume=None).to_json())
-        return result
+    with open_display(config.max_steps, os.environ) as display:
+        said = display.say
 
-    result = carry_out(config, changes, mesh, say, work)
+        def work(run: RunLog) -> SftResult:
+            with asked_to_stop(said) as should_stop:
+                result = run_sft(config, data or _expert_data(config, run_dir, said), mesh, run, said, should_stop)
+            if config.resume is not None:
+                run.write_config(replace(config, resume=None).to_json())
+            return result
+
+        result = carry_out(config, changes, mesh, said, work, observers=[display.observe])
     if result is None:
         return INTERRUPTED
-    say(f"report: {write_report(run_dir)}")
     say_end(run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
 

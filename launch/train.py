@@ -20,10 +20,8 @@ from agentrl_jax.lead import Leader, leading
 from agentrl_jax.pipeline import train
 from agentrl_jax.policy import open_policy
 from agentrl_jax.preparation import settle_rendering
-from agentrl_jax.report.curves import draw_curves
 from agentrl_jax.report.display import open_display
 from agentrl_jax.report.sinks import check_sinks
-from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
 from launch.available import settle_tasks
@@ -103,7 +101,7 @@ def _lead(
     assert config.run_dir is not None
     if config.save_every > config.max_steps:
         say(f"note: --save-every {config.save_every} is above --max-steps: checkpoints only at start and end")
-    with open_display(config.max_steps, os.environ) as display:
+    with open_display(config.max_steps, os.environ, max_minutes=config.max_minutes) as display:
         said = display.say
         result = carry_out(
             config,
@@ -115,10 +113,6 @@ def _lead(
         )
     if result is None:
         return INTERRUPTED
-    curves = draw_curves(config.run_dir)
-    if curves is not None:
-        say(f"curves: {curves}")
-    say(f"report: {write_report(config.run_dir)}")
     say_end(config.run_dir, result.model_folder, num_steps=result.num_steps, is_stopped=result.is_stopped, say=say)
     return 0
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentrl_jax.runlog import read_records, surviving_steps
+from agentrl_jax.report.figures import surviving_records
 
 _SMOOTHING = 5
 """Steps that each point of a smoothed curve averages over."""
@@ -18,16 +18,17 @@ _PARTS = {"collect_s": "waiting for groups", "learn_s": "learning", "publish_s":
 
 
 def draw_curves(run_dir: Path) -> Path | None:
-    """Write RUN_DIR/curves.png and return its path; None if the run took no step.
+    """Write RUN_DIR/curves.png and return its path; None if the run took no step of reinforcement learning.
 
     Above: success by environment, each step's episodes as a thin line and their mean over five steps as a thick one;
     evaluations on held-out tasks before and after, sampled (filled) and greedy (hollow), with 95 % intervals.
     Below: where the time of each step went.
     """
-    steps = surviving_steps(run_dir / "metrics.jsonl")
+    records = surviving_records(run_dir / "metrics.jsonl")
+    steps = [record for record in records if record["kind"] == "step" and "envs" in record]
     if not steps:
         return None
-    evaluations = [record for record in read_records(run_dir / "metrics.jsonl") if record["kind"] == "evaluation"]
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -48,24 +49,22 @@ def _draw_success(axes: Axes, steps: Sequence[Mapping[str, Any]], evaluations: S
         xs, ys = [x for x, _ in known], [y for _, y in known]
         axes.plot(xs, ys, color=colour, alpha=0.3, linewidth=1)
         axes.plot(xs, _smoothed(ys), color=colour, linewidth=2, label=f"{env}, training")
-        _draw_evaluations(axes, [e for e in evaluations if e["env"] == env], env, steps, colour)
+        _draw_evaluations(axes, [e for e in evaluations if e["env"] == env], env, colour)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("success")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
 
 
-def _draw_evaluations(
-    axes: Axes, found: Sequence[Mapping[str, Any]], env: str, steps: Sequence[Mapping[str, Any]], colour: Any
-) -> None:
-    where = {"before": steps[0]["step"] - 1, "after": steps[-1]["step"] + 1}
-    newest = {(e["when"], e["mode"], e["step"] if e["when"] == "during" else None): e for e in found}
-    for (when, mode, step), e in newest.items():
+def _draw_evaluations(axes: Axes, found: Sequence[Mapping[str, Any]], env: str, colour: Any) -> None:
+    newest = {(e["mode"], e["step"]): e for e in found}
+    labels = {mode: f"{env}, held out, {mode}" for mode in ("sampled", "greedy")}
+    for (mode, step), e in newest.items():
         rate = e["success_rate"]
         if rate is None:
             continue
         axes.errorbar(
-            [(where[when] if step is None else step) + (0.0 if mode == "sampled" else 0.5)],
+            [step + (0.0 if mode == "sampled" else 0.5)],
             [rate],
             yerr=[[rate - e["success_low"]], [e["success_high"] - rate]],
             color=colour,
@@ -73,7 +72,7 @@ def _draw_evaluations(
             markerfacecolor=colour if mode == "sampled" else "white",
             capsize=3,
             linestyle="none",
-            label=f"{env}, held out, {mode}" if when == "before" else None,
+            label=labels.pop(mode, None),
         )
 
 

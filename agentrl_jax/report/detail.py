@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -76,12 +77,15 @@ def collect_details(
     """The details of `rows`, the first of them in any case, the others as long as there is room.
 
     decode: spells ids; None if the run's tokenizer is not at hand: then a turn is one piece of text, without figures.
-    Raises RecordError if a turn's ids cannot be read.
+    Raises RecordError if a turn or its ids cannot be read.
     """
     details, numbers, num_bytes = Details(), dict[str, int](), 0
     decoder = msgspec.json.Decoder(_Episode)
     for row in rows:
-        played = decoder.decode(table.line(row))
+        try:
+            played = decoder.decode(table.line(row))
+        except msgspec.DecodeError as error:
+            raise RecordError(f"{table.path}: expected the turns of {table.episode_id(row)}, got {error}") from error
         new = [turn.context for turn in played.turns if turn.context not in numbers]
         found = _episode(played, batches.get(table.columns["step"][row]), decode)
         size = len(msgspec.json.encode(found)) + sum(map(len, dict.fromkeys(new)))
@@ -195,9 +199,9 @@ def _turn(turn: _Turn, recorded: SegmentTokens | None, where: slice, decode: Dec
     return shown
 
 
-def _units(values: Floats) -> list[int]:
-    whole: list[int] = np.rint(np.asarray(values, np.float64) / LOGPROB_UNIT).astype(np.int64).tolist()
-    return whole
+def _units(values: Floats) -> list[int | None]:
+    """None for what is not finite, as those of a policy that has broken down are."""
+    return [round(value / LOGPROB_UNIT) if isfinite(value) else None for value in values.tolist()]
 
 
 def _one_or_all(values: npt.NDArray[Any], counts: npt.NDArray[np.bool_]) -> float | list[float]:

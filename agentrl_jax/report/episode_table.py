@@ -13,14 +13,9 @@ import numpy.typing as npt
 from agentrl_jax.errors import RecordError
 
 _MAX_ERROR_CHARS = 400
-_COUNTS = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens", "lagging_turns", "call_errors")
+COUNTS = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens")
 _VALUES = ("reward", "env_reward", "wall_s", "env_s", "engine_s")
-_NAMES = ("env", "end", "fate")
-
-
-class _Turn(msgspec.Struct):
-    pool: str
-    call_errors: list[str] = []
+NAMES = ("env", "end", "fate")
 
 
 class _Line(msgspec.Struct):
@@ -44,15 +39,15 @@ class _Line(msgspec.Struct):
     env_s: float = 0.0
     engine_s: float = 0.0
     error: str = ""
-    turns: list[_Turn] = []
+    turns: list[msgspec.Raw] = []
 
 
 @dataclass(slots=True, eq=False)
 class EpisodeTable:
     """Episodes in the order in which steps consumed them, without those that a resume undid.
 
-    columns: int32 `step`, `group`, `member`, `index`, `turns`, `tokens`, `loss_tokens`, `lagging_turns` and
-      `call_errors`; float64 `reward`, `env_reward` (NaN: none), `wall_s`, `env_s` and `engine_s`, seconds.
+    columns: int32 `step`, `group`, `member`, `index`, `turns`, `tokens` and `loss_tokens`; float64 `reward`,
+      `env_reward` (NaN: none), `wall_s`, `env_s` and `engine_s`, seconds.
     names: `env`, `end` and `fate` as numbers into `spellings`. offsets: bytes into episodes.jsonl.
     errors: what the infrastructure said, by row.
     """
@@ -60,11 +55,11 @@ class EpisodeTable:
     path: Path
     columns: "dict[str, array[Any]]" = field(
         default_factory=lambda: {
-            **{name: array("i") for name in (*_COUNTS, *_NAMES)},
+            **{name: array("i") for name in (*COUNTS, *NAMES)},
             **{name: array("d") for name in _VALUES},
         }
     )
-    spellings: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in _NAMES})
+    spellings: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in NAMES})
     offsets: "array[int]" = field(default_factory=lambda: array("q"))
     errors: dict[int, str] = field(default_factory=dict)
 
@@ -98,15 +93,12 @@ class EpisodeTable:
 
     def add(self, offset: int, line: _Line) -> None:
         """Append one episode."""
-        lagging = sum(turn.pool == "lagging" for turn in line.turns)
-        counts = {"turns": len(line.turns), "lagging_turns": lagging}
-        counts["call_errors"] = sum(len(turn.call_errors) for turn in line.turns)
-        for name in _COUNTS:
-            self.columns[name].append(counts.get(name) if name in counts else getattr(line, name))
+        for name in COUNTS:
+            self.columns[name].append(len(line.turns) if name == "turns" else getattr(line, name))
         for name in _VALUES:
             value = getattr(line, name)
             self.columns[name].append(float("nan") if value is None else value)
-        for name in _NAMES:
+        for name in NAMES:
             known, spelling = self.spellings[name], getattr(line, name)
             if spelling not in known:
                 known.append(spelling)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl_jax.errors import RecordError
 from agentrl_jax.report.episode_table import EpisodeTable
 from agentrl_jax.runlog import read_records
 
@@ -33,7 +34,6 @@ TIMES = ("collect_s", "learn_s", "publish_s")
 FIGURES = (
     "loss",
     "grad_norm",
-    "learning_rate",
     "entropy",
     "behavior_kl",
     "mismatch_kl",
@@ -42,27 +42,32 @@ FIGURES = (
     "ratio_p01",
     "ratio_p50",
     "ratio_p99",
-    "ratio_mean",
     "token_staleness",
-    "packing_efficiency",
 )
 """Of a step's `metrics`, those that a report draws."""
 
-_MICRO = ("reward_mean", "zero_signal_frac", "lagging_turn_frac", "call_error_frac", "num_episodes")
+_MICRO = ("reward_mean", "zero_signal_frac", "lagging_turn_frac", "call_error_frac")
 
 _PLACES: Mapping[str, tuple[str, ...]] = {
-    **{name: (name,) for name in ("step", "version", "is_applied", "step_s", "rl_s", "age_max", "num_dropped", *TIMES)},
+    **{name: (name,) for name in ("step", "version", "is_applied", "step_s", *TIMES)},
     **{name: ("metrics", name) for name in FIGURES},
     **{name: ("micro", name) for name in _MICRO},
-    **{name: ("throughput", name) for name in ("tokens_per_s", "loss_tokens_per_s", "episodes_per_s")},
+    **{name: ("throughput", name) for name in ("tokens_per_s", "loss_tokens_per_s")},
 }
 """Where the columns of a step stand in its record."""
 
 
 def surviving_records(path: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl in order, without those of steps that a later resume undid."""
+    """The records of metrics.jsonl in order, without those of steps that a later resume undid.
+
+    Raises RecordError if a line is none.
+    """
+    try:
+        records = read_records(path) if path.is_file() else []
+    except ValueError as error:  # of JSON, or of its encoding
+        raise RecordError(f"{path}: expected a record in every line, got {error}") from error
     kept: list[dict[str, Any]] = []
-    for record in read_records(path) if path.is_file() else ():
+    for record in records:
         if record["kind"] == "resume":
             undone, last = _UNDONE_KINDS, record["step"]
             kept = [r for r in kept if r["kind"] not in undone or r["step"] <= last]
@@ -76,16 +81,15 @@ def run_figures(records: Sequence[Mapping[str, Any]], table: EpisodeTable) -> di
     return {
         "steps": step_columns(steps),
         "envs": sorted({env for step in steps for env in step.get("envs", {})}),
-        "success": success_columns(steps),
+        "success": success_rates(steps),
         "staleness": staleness_totals(steps),
         "evaluations": [
             {name: _short(record.get(name)) for name in _EVALUATION}
             for record in records
             if record["kind"] == "evaluation"
         ],
-        "gains": [record for record in records if record["kind"] == "gain"],
         "warmUp": _of_kind(records, "warm_up", ("phase", "step", "loss")),
-        "validation": _of_kind(records, "validation", ("step", "mean_loss", "accuracy")),
+        "validation": _of_kind(records, "validation", ("step", "mean_loss")),
         "warnings": _of_kind(records, "warning", ("step", "name", "env", "text")),
         "starts": [record for record in records if record["kind"] == "start"],
         "resumes": [record["step"] for record in records if record["kind"] == "resume"],
@@ -101,7 +105,7 @@ def step_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """One list a figure, one entry a step; None where it was not measured. Rates are per second of the whole step.
 
     learner_busy_frac: learn_s / step_s. slots_busy_frac: of the places for groups, those in use as the step ended.
-    tokens_per_s and episodes_per_s are of the whole run, not of one device.
+    tokens_per_s is of the whole run, not of one device.
     """
     columns = {name: [_short(_at(step, path)) for step in steps] for name, path in _PLACES.items()}
     columns["other_s"] = [_short(_other_s(step)) for step in steps]
@@ -110,14 +114,10 @@ def step_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def success_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
-    """By env and step: success_rate, reward_mean, zero_signal_frac, num_valid; None where the env had no episode."""
+def success_rates(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """By env, one for each step; None where the env had no episode."""
     envs = sorted({env for step in steps for env in step.get("envs", {})})
-    names = ("success_rate", "reward_mean", "zero_signal_frac", "num_valid", "num_successes")
-    return {
-        env: {name: [_short(step.get("envs", {}).get(env, {}).get(name)) for step in steps] for name in names}
-        for env in envs
-    }
+    return {env: [_short(_at(step, ("envs", env, "success_rate"))) for step in steps] for env in envs}
 
 
 def staleness_totals(steps: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -73,14 +73,14 @@ class RecordedTokens:
     def ratio_counts(self) -> npt.NDArray[np.int64]:
         """Tokens of loss_mask by π/π_behavior at the start of the step: [2 · len(RATIO_EDGES) + 1], ascending.
 
-        All 0 if the step recorded no log-probabilities.
+        Those of a policy that has become NaN have none. All 0 if the step recorded no log-probabilities.
         """
         edges = np.concatenate([-RATIO_EDGES[::-1], RATIO_EDGES])
         logprobs = self._scores["logprobs"]
         if logprobs is None:
             return np.zeros(len(edges) + 1, np.int64)
         ratio = (logprobs - self._columns["behavior_logprobs"])[self._columns["loss_mask"]]
-        return np.bincount(np.searchsorted(edges, ratio), minlength=len(edges) + 1)
+        return np.bincount(np.searchsorted(edges, ratio[~np.isnan(ratio)]), minlength=len(edges) + 1)
 
     def _differ(self, one: slice, other: slice) -> bool:
         return any(not np.array_equal(self._columns[name][one], self._columns[name][other]) for name in _COLUMNS)

@@ -1,7 +1,7 @@
 """The report of a run directory: one HTML file, drawn from what the run has written so far."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from agentrl_jax.batch_files import recorded_batches
 from agentrl_jax.errors import ConfigError, RecordError
 from agentrl_jax.rendering.tokenizer import load_tokenizer
 from agentrl_jax.report.detail import LOGPROB_UNIT, Decode, collect_details
-from agentrl_jax.report.episode_table import EpisodeTable, read_table
+from agentrl_jax.report.episode_table import COUNTS, NAMES, EpisodeTable, read_table
 from agentrl_jax.report.figures import run_figures, surviving_records
 from agentrl_jax.report.page import render_page
 from agentrl_jax.report.recorded_tokens import RATIO_EDGES, RecordedTokens
 from agentrl_jax.report.selection import MAX_BATCHES, choose_detailed, choose_listed, evenly_spaced
 from agentrl_jax.runlog import write_atomically
 
-_COUNTS = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens", "lagging_turns", "call_errors")
-_NAMES = ("env", "end", "fate")
+Records = Sequence[Mapping[str, Any]]
+"""Of metrics.jsonl, without those of steps that a resume undid."""
 
 
 @dataclass(slots=True)
@@ -58,16 +58,16 @@ def report_data(
     run_dir: Path, *, compare: Path | None = None, episodes: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Any]:
     """What the page shows, as JSON; see `write_report`."""
-    table = read_table(_checked(run_dir))
+    records, table = _read(run_dir)
     asked = [_row(table, run_dir, episode_id) for episode_id in dict.fromkeys(episodes)]
-    batches = _read_batches(run_dir, [table.columns["step"][row] for row in asked])
+    batches = _read_batches(run_dir, records, [table.columns["step"][row] for row in asked])
     decode, note = _decoder(run_dir)
     detailed = choose_detailed(table, seed=seed, steps=batches.by_step, first=asked)
     details = collect_details(table, detailed, batches.by_step, decode)
     listed = choose_listed(table, details.episodes, seed=seed)
     place = {row: number for number, row in enumerate(listed)}
     return {
-        "run": _run(run_dir, table, batches),
+        "run": _run(run_dir, records, table, batches),
         "compare": None if compare is None else _compared(compare),
         "episodes": _columns(table, listed),
         "details": {str(place[row]): shown for row, shown in details.episodes.items()},
@@ -77,7 +77,6 @@ def report_data(
             "seed": seed,
             "unit": LOGPROB_UNIT,
             "numOmitted": len(details.omitted),
-            "numBatches": len(batches.by_step),
             "numKeptBatches": batches.num_kept,
             "unreadable": batches.unreadable,
             "tokenizer": note,
@@ -85,16 +84,16 @@ def report_data(
     }
 
 
-def _checked(run_dir: Path) -> Path:
+def _read(run_dir: Path) -> tuple[Records, EpisodeTable]:
     if not (run_dir / "metrics.jsonl").is_file():
         raise ConfigError(f"{run_dir} has no metrics.jsonl; expected the run directory of a training run")
-    return run_dir
+    return surviving_records(run_dir / "metrics.jsonl"), read_table(run_dir)
 
 
-def _run(run_dir: Path, table: EpisodeTable, batches: _Batches) -> dict[str, Any]:
+def _run(run_dir: Path, records: Records, table: EpisodeTable, batches: _Batches) -> dict[str, Any]:
     path = run_dir / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    figures = run_figures(surviving_records(run_dir / "metrics.jsonl"), table)
+    figures = run_figures(records, table)
     counts = np.zeros(2 * len(RATIO_EDGES) + 1, np.int64)
     for batch in batches.by_step.values():
         counts += batch.ratio_counts()
@@ -103,12 +102,17 @@ def _run(run_dir: Path, table: EpisodeTable, batches: _Batches) -> dict[str, Any
 
 
 def _compared(run_dir: Path) -> dict[str, Any]:
-    return _run(run_dir, read_table(_checked(run_dir)), _read_batches(run_dir, []))
+    records, table = _read(run_dir)
+    return _run(run_dir, records, table, _read_batches(run_dir, records, []))
 
 
-def _read_batches(run_dir: Path, asked: Sequence[int]) -> _Batches:
-    """Of the recorded batches, those of the steps `asked` for and others at even distances."""
-    paths = recorded_batches(run_dir / "batches")
+def _read_batches(run_dir: Path, records: Records, asked: Sequence[int]) -> _Batches:
+    """Of the recorded batches, those of the steps `asked` for and others at even distances.
+
+    A step that a resume undid leaves its batch until it is taken again: such batches do not count.
+    """
+    taken = {record["step"] for record in records if record["kind"] == "step"}
+    paths = {step: path for step, path in recorded_batches(run_dir / "batches").items() if step in taken}
     found = _Batches(num_kept=len(paths))
     for step in sorted({*evenly_spaced(sorted(paths), MAX_BATCHES), *(s for s in asked if s in paths)}):
         try:
@@ -138,11 +142,11 @@ def _row(table: EpisodeTable, run_dir: Path, episode_id: str) -> int:
 def _columns(table: EpisodeTable, rows: Sequence[int]) -> dict[str, Any]:
     """The listed episodes as columns, numbers short; `names` are what env, end and fate stand for."""
     place = np.asarray(rows, np.int64)
-    columns: dict[str, Any] = {name: table.column(name)[place].tolist() for name in (*_COUNTS, *_NAMES)}
+    columns: dict[str, Any] = {name: table.column(name)[place].tolist() for name in (*COUNTS, *NAMES)}
     for name in ("reward", "env_reward"):
         columns[name] = [None if value != value else round(value, 4) for value in table.column(name)[place].tolist()]
     for name in ("wall_s", "env_s", "engine_s"):
         columns[name] = np.round(table.column(name)[place], 2).tolist()
     errors = {str(number): table.errors[row] for number, row in enumerate(rows) if row in table.errors}
-    names = {name: table.names(name) for name in _NAMES}
+    names = {name: table.names(name) for name in NAMES}
     return {"columns": columns, "names": names, "errors": errors, "total": len(table)}

@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl_jax.algo.advantages import AdvantageConfig
+from agentrl_jax.batch import Scores
+from agentrl_jax.batch_files import save_batch
+from agentrl_jax.packing import build_batch
 from agentrl_jax.report.detail import LOGPROB_UNIT, collect_details, pieces
 from agentrl_jax.report.episode_table import read_table
 from agentrl_jax.report.recorded_tokens import RecordedTokens
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.types import as_ids
-from tests.report.drawn_run import TOKENIZER, draw_group, draw_run, log_step
+from tests.report.drawn_run import PACKING, TOKENIZER, draw_group, draw_run, log_step
 
 
 @given(st.lists(st.integers(0, 255), max_size=40), st.text(max_size=10))
@@ -51,6 +55,21 @@ def test_every_sampled_token_has_its_own_figures(tmp_path: Path) -> None:
                 assert found["lag"] == [1, 0, *[0] * (len(completion.ids) - 2)]
                 difference = (np.array(found["learner"]) - np.array(found["behavior"])) * LOGPROB_UNIT
                 assert 0 < np.abs(difference).max() < 0.3
+
+
+def test_a_policy_that_has_broken_down_has_no_logprobs(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    group = draw_group(rng, 0, 1, 2, 1.0, "")
+    with RunLog(tmp_path / "run") as log:
+        packed = build_batch([group], advantages=AdvantageConfig(), packing=PACKING, learner_version=0)
+        scores = [Scores(logprobs=np.full(m.ids.shape, np.nan, np.float32)) for m in packed.micro_batches]
+        save_batch(log.batch_path(1), packed, scores)
+        for trajectory in group.trajectories:
+            log.log_episode(1, trajectory, TOKENIZER.decode)
+        batch = RecordedTokens(log.batch_path(1))
+    shown = collect_details(read_table(tmp_path / "run"), [0], {1: batch}, TOKENIZER.decode).episodes[0]["turns"][0]
+    assert set(shown["learner"]) == {None}
+    assert len(shown["learner"]) == len(shown["behavior"])
 
 
 def test_members_of_one_group_have_one_advantage_each_and_they_add_up_to_nothing(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def step(number: int, rate: float = 0.5, **changes: Any) -> dict[str, Any]:
         "metrics": {"token_staleness": 1.25},
         "ends": {"completed": 7, "max_turns": 2, "env_error": 1},
         "envs": {"kg": {**ENV, "success_rate": rate}},
+        "rl_s": 10.0 * number,
         "throughput": {"loss_tokens_per_s": 1234.0, "episodes_per_s": 1.6, "tokens_per_s": 9.0},
         **changes,
     }
@@ -104,6 +105,40 @@ def test_the_remaining_time_is_that_of_the_last_steps() -> None:
     for number, seconds in enumerate((100.0, 2.0, 2.0, 2.0, 2.0, 2.0), 1):
         progress.observe("step", step(number, step_s=seconds))
     assert progress.remaining_s == 14 * 2.0
+
+
+def test_the_remaining_time_is_never_more_than_the_run_is_given() -> None:
+    progress = Progress(20, max_minutes=1.0)
+    progress.observe("step", step(1))
+    assert progress.remaining_s == 50.0
+    progress.observe("step", step(19))
+    assert progress.remaining_s == 0.0
+    assert Progress(20, max_minutes=9.0).remaining_s is None
+
+
+def test_supervised_steps_are_shown_as_such() -> None:
+    stream = Terminal()
+    with open_display(None, {"TERM": "xterm"}, stream=stream, width=150) as display:
+        display.observe("validation", {"step": 0, "mean_loss": 3.0, "accuracy": 0.25})
+        for number, seconds in ((1, 9.0), (2, 11.0)):
+            metrics = {"loss": 2.5, "learning_rate": 1e-5}
+            display.observe("step", {"step": number, "max_steps": 8, "sft_s": seconds, "metrics": metrics})
+        display.observe("step", {"step": 3, "max_steps": 8, "sft_s": 13.0, "metrics": {"learning_rate": 2e-5}})
+    text = shown(stream)
+    for part in ("step 0/?", "supervised fine-tuning", "step 2/8", "loss 2.500", "learning rate 1e-05", "5.5 s a step"):
+        assert part in text, part
+    assert "33 s left" in text
+    assert "held out: loss 3.000, accuracy 25.0 % (step 0)" in text
+    assert "loss nan" in text
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "xterm"}, {"TERM": "dumb"}])
+def test_what_is_quoted_gives_no_orders_to_a_terminal(environ: dict[str, str]) -> None:
+    stream = Terminal()
+    with open_display(10, environ, stream=stream, width=150) as display:
+        display.say("an env said \x1b]0;title\x07\x1b[2J\x9b31m\tand\rmore")
+    assert r"an env said \x1b]0;title\x07\x1b[2J\x9b31m" in stream.getvalue()
+    assert r"and\x0dmore" in stream.getvalue()
 
 
 def test_failures_are_those_of_the_last_five_steps() -> None:

@@ -26,8 +26,8 @@ def test_columns_say_what_was_logged(tmp_path: Path) -> None:
         logged(log, 2, 5, None, error="e" * 999)
     table = read_table(tmp_path / "run")
     assert len(table) == 2
-    counts = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens", "lagging_turns", "call_errors")
-    assert [table.columns[name][0] for name in counts] == [1, 4, 2, 7, 2, 10, 5, 1, 0]
+    counts = ("step", "group", "member", "index", "turns", "tokens", "loss_tokens")
+    assert [table.columns[name][0] for name in counts] == [1, 4, 2, 7, 2, 10, 5]
     assert table.column("reward")[0] == 1.0
     assert np.isnan(table.column("reward")[1])
     named = {name: [table.names(name)[n] for n in table.columns[name]] for name in ("env", "end", "fate")}

@@ -13,7 +13,7 @@ from agentrl_jax.report.figures import (
     run_figures,
     staleness_totals,
     step_columns,
-    success_columns,
+    success_rates,
     surviving_records,
 )
 from agentrl_jax.runlog import RunLog
@@ -60,8 +60,7 @@ def test_what_was_not_measured_is_none_and_not_zero() -> None:
 
 def test_an_env_without_episodes_in_a_step_has_a_gap() -> None:
     steps = [STEP, {**STEP, "envs": {"os": {"success_rate": 1.0}}}]
-    assert success_columns(steps)["kg"]["success_rate"] == [0.25, None]
-    assert success_columns(steps)["os"]["success_rate"] == [None, 1.0]
+    assert success_rates(steps) == {"kg": [0.25, None], "os": [None, 1.0]}
 
 
 def test_staleness_adds_up_over_steps() -> None:
@@ -115,5 +114,5 @@ def test_a_supervised_run_has_a_loss_and_nothing_else() -> None:
     ]
     found = run_figures(records, table_of())
     assert found["steps"]["loss"] == [2.0]
-    assert found["validation"] == [{"step": 1, "mean_loss": 2.5, "accuracy": 0.5}]
+    assert found["validation"] == [{"step": 1, "mean_loss": 2.5}]
     assert found["envs"] == []

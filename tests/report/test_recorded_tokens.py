@@ -96,4 +96,5 @@ def test_ratios_are_counted_by_distance_from_one(tmp_path: Path) -> None:
     for difference, bar in ((0.0, 0), (0.0015, 1), (-0.0015, -1), (0.3, 8), (-9.0, -11), (9.0, 11)):
         counts = recorded(tmp_path / "b.npz", [group], difference).ratio_counts()
         assert counts[len(RATIO_EDGES) + bar] == counts.sum() == 6
-    assert recorded(tmp_path / "b.npz", [group], None).ratio_counts().tolist() == [0] * 23
+    for unknown in (None, float("nan")):
+        assert recorded(tmp_path / "b.npz", [group], unknown).ratio_counts().tolist() == [0] * 23

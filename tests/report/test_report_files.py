@@ -100,7 +100,7 @@ def test_a_report_says_which_episodes_it_holds(run_dir: Path) -> None:
     (place,) = data["open"]
     columns = data["episodes"]["columns"]
     assert (columns["group"][place], columns["member"][place]) == (9, 1)
-    assert data["notes"]["numBatches"] == data["notes"]["numKeptBatches"] == 4
+    assert data["notes"]["numKeptBatches"] == len(data["run"]["ratio"]["steps"]) == 4
     assert sum(data["run"]["ratio"]["counts"]) > 1000
 
 
@@ -127,6 +127,17 @@ def test_a_damaged_batch_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
     data = report_data(folder)
     assert "step-000002.npz is not a recorded batch" in data["notes"]["unreadable"][0]
     assert data["run"]["ratio"]["steps"] == [1]
+
+
+def test_batches_of_steps_that_a_resume_undid_do_not_count(tmp_path: Path) -> None:
+    folder = draw_run(tmp_path / "run", num_steps=3)
+    counts = sum(report_data(folder)["run"]["ratio"]["counts"])
+    with RunLog(folder, resume=True) as log:
+        log.log_resume(1, 9)
+    data = report_data(folder)
+    assert data["run"]["ratio"]["steps"] == [1]
+    assert 0 < sum(data["run"]["ratio"]["counts"]) < counts
+    assert data["notes"]["numKeptBatches"] == 1
 
 
 def test_the_command_writes_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +169,13 @@ def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:
     path = folder / "episodes.jsonl"
     path.write_text(path.read_text().replace('"ids":"', '"ids":"*'))
     with pytest.raises(RecordError, match="in base64"):
+        write_report(folder)
+    assert main([str(folder)]) == 2
+    path.write_text(path.read_text().replace('"pool":', '"no_pool":'))
+    with pytest.raises(RecordError, match=r"expected the turns of g\d-m\d, got .*`pool`"):
+        write_report(folder)
+    (folder / "metrics.jsonl").write_bytes(b"\0\0\0\n")
+    with pytest.raises(RecordError, match="expected a record in every line"):
         write_report(folder)
     assert main([str(folder)]) == 2
     with pytest.raises(ConfigError, match="no metrics"):

@@ -12,7 +12,7 @@ function evaluationPoints(of, env, mode, suffix, ink) {
 
 function successChart(env) {
   const series = ofBoth((of, suffix, kind) => {
-    const rates = (of.success[env] || {}).success_rate || [];
+    const rates = of.success[env] || [];
     const ink = suffix ? "var(--other)" : envColour(env);
     return [
       !suffix && { name: "each step", kind: "thin", colour: ink, x: of.steps.step, y: rates },

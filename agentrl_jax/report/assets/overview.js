@@ -37,7 +37,7 @@ function verdict(of, env) {
         basis: `held-out tasks, ${mode}, ${before.num_valid} episodes each, after ${plural(after.step, "step")}` };
     }
   }
-  const rates = ((of.success[env] || {}).success_rate || []).filter(known);
+  const rates = (of.success[env] || []).filter(known);
   if (rates.length < 2) return null;
   const ends = [rates.slice(0, 5), rates.slice(-5)].map((part) => sum(part) / part.length);
   return { before: ends[0], after: ends[1], change: null, word: "in training", basis: `training episodes, first and last ${Math.min(5, rates.length)} steps; not evaluated` };

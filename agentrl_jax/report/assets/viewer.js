@@ -12,10 +12,11 @@ const MODES = {
 };
 
 const each = (values, i) => (Array.isArray(values) ? values[i] : values);
-const at = (values, i) => (values ? values[i] * data.notes.unit : undefined);
+const at = (values, i) => (values && known(values[i]) ? values[i] * data.notes.unit : undefined);
 
 function difference(turn, i) {
-  return turn.behavior && turn.learner ? at(turn.learner, i) - at(turn.behavior, i) : undefined;
+  const [learner, engine] = [at(turn.learner, i), at(turn.behavior, i)];
+  return known(learner) && known(engine) ? learner - engine : undefined;
 }
 
 function versionOf(turn, i) {
@@ -83,7 +84,7 @@ function missing(row) {
 }
 
 function viewerTurns(detail, row) {
-  const available = Object.entries(MODES).filter(([, mode]) => mode.version || !mode.of || detail.turns.some((turn) => known(mode.of(turn, 0))));
+  const available = Object.entries(MODES).filter(([, mode]) => mode.version || !mode.of || detail.turns.some((turn) => turn.pieces.some((_, i) => known(mode.of(turn, i)))));
   if (!available.some(([name]) => name === viewer.mode)) viewer.mode = available[0][0];
   const inspector = h("output", { class: "inspector" }, "Point at a token, or move with the arrow keys.");
   const turns = detail.turns.map((turn, place) => turnCard(turn, place, detail, inspector));
