@@ -24,6 +24,7 @@ _REFUSED = frozenset({401, 402, 403, 404, 405})
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _NUM_SHOWN = 300
+_LIMIT_FIELD, _OTHER_LIMIT_FIELD = "max_tokens", "max_completion_tokens"
 _CONTEXT_WORDS = ("context_length_exceeded", "maximum context length", "context length", "too many tokens")
 
 
@@ -42,7 +43,7 @@ class EndpointPolicy:
 
     def __init__(self, name: str, client: HttpClient, options: EndpointOptions) -> None:
         self._name, self.client, self.options = name, client, options
-        self.limit_field = "max_tokens"
+        self.limit_field = _LIMIT_FIELD
         """What the endpoint calls the bound on sampled tokens; models that think first know another name only."""
 
     @property
@@ -101,7 +102,7 @@ class _EndpointSeat:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
-                response = await self._policy.client.post("/chat/completions", body(), is_idempotent=True)
+                response = await self._send(body)
             except HttpError as error:
                 problem = str(error)
                 continue
@@ -117,12 +118,19 @@ class _EndpointSeat:
                 continue
             if _is_context_limit(response):
                 return None
-            if "max_completion_tokens" in _shown(response) and self._policy.limit_field == "max_tokens":
-                self._policy.limit_field = "max_completion_tokens"
-                pause_s = 0.0
-                continue
             raise EngineError(f"{self._policy.name}: {problem}")
         raise EngineError(f"{self._policy.name}: gave up after {self._policy.options.max_attempts} attempts: {problem}")
+
+    async def _send(self, body: Callable[[], dict[str, Any]]) -> HttpResponse:
+        """One attempt, which ends with another request if the model knows the bound by another name."""
+        sent = body()
+        response = await self._policy.client.post("/chat/completions", sent, is_idempotent=True)
+        # Another episode may have found it out while this one was waiting.
+        is_misnamed = response.status in (400, 422) and _LIMIT_FIELD in sent and _OTHER_LIMIT_FIELD in _shown(response)
+        if is_misnamed and not _is_context_limit(response):
+            self._policy.limit_field = _OTHER_LIMIT_FIELD
+            response = await self._policy.client.post("/chat/completions", body(), is_idempotent=True)
+        return response
 
 
 def _is_context_limit(response: HttpResponse) -> bool:

@@ -149,6 +149,33 @@ async def test_models_that_know_another_name_of_the_bound(nursery: trio.Nursery,
     assert "max_tokens" not in endpoint.body(1)
 
 
+async def test_episodes_that_find_out_the_other_name_at_once(nursery: trio.Nursery, autojump_clock: object) -> None:
+    async def handle(request: HttpRequest) -> Answer:
+        await trio.sleep(1.0)
+        return refusal() if "max_tokens" in json.loads(request.body) else answer({"content": "ok"})
+
+    refusal = status(400, "Use 'max_completion_tokens' instead.")
+    said: list[str] = []
+
+    async def play(policy: EndpointPolicy) -> None:
+        said.append((await policy.join(TASK, [ACT], "e").play(ASKED, SETTINGS)).action.content)
+
+    async with open_http_client("http://e/v1", connect=connect_to(nursery, lambda: handle)) as client:
+        policy = EndpointPolicy("gpt", client, EndpointOptions(model="m-1"))
+        async with trio.open_nursery() as episodes:
+            for _ in range(3):
+                episodes.start_soon(play, policy)
+    assert said == ["ok"] * 3
+
+
+async def test_pauses_grow_under_another_name_of_the_bound_too(nursery: trio.Nursery, autojump_clock: object) -> None:
+    busy = [status(429, "slow down")] * 3
+    endpoint = Endpoint(nursery, status(400, "Use 'max_completion_tokens'."), *busy, answer({"content": "ok"}))
+    begun = trio.current_time()
+    assert (await endpoint.play()).action.content == "ok"
+    assert trio.current_time() - begun == pytest.approx(0.5 + 1.0 + 2.0)
+
+
 @pytest.mark.parametrize("body", [{"choices": []}, {"x": 1}, {"choices": [{}]}])
 async def test_an_answer_that_is_none(body: Any, nursery: trio.Nursery, autojump_clock: object) -> None:
     with pytest.raises(EngineError):
