@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.algo.losses import LossConfig, make_loss
+from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.learner import Learner, LearnerConfig
 from agentrl_jax.models.config import ModelConfig
@@ -14,6 +15,7 @@ from agentrl_jax.models.layers import rope_tables
 from agentrl_jax.models.params import init_params
 from agentrl_jax.packing import PackingConfig, pack_demonstrations
 from agentrl_jax.sharding import MeshShape, make_mesh
+from launch.config import parse_training
 
 MODEL = ModelConfig(vocab_size=32, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=32)
 PARAMS = init_params(MODEL, 0)
@@ -21,31 +23,46 @@ IDS = np.random.default_rng(0).integers(0, 32, 16).astype(np.int32)
 PACKED = pack_demonstrations([(IDS, np.arange(16) > 0)], PackingConfig(row_tokens=(16,), rows_per_micro_batch=8))
 
 
-def make_learner(config):
-    return Learner(MODEL, config, make_loss(LossConfig(name="sft")), make_mesh(MeshShape()), PARAMS)
+def make_learner(config, **extras):
+    return Learner(MODEL, config, make_loss(LossConfig(name="sft")), make_mesh(MeshShape()), PARAMS, **extras)
+
+
+def sampled(params, temperature):
+    """What an engine at this temperature says of IDS[1:], in float64."""
+    ones = np.ones((1, 16), np.int32)
+    hidden = jax.jit(hidden_states, static_argnums=0)(MODEL, params, IDS[None], np.arange(16)[None], ones)
+    scaled = np.asarray(hidden @ head_matrix(params), np.float64)[0] / temperature
+    return (scaled - np.log(np.exp(scaled).sum(-1, keepdims=True)))[np.arange(15), IDS[1:]]
 
 
 def test_log_01_the_sampling_temperature_divides_the_logits():
     learner = make_learner(LearnerConfig(temperature=0.8, logprob_chunk=6))
-    ones = np.ones((1, 16), np.int32)
-    hidden = jax.jit(hidden_states, static_argnums=0)(MODEL, PARAMS, IDS[None], np.arange(16)[None], ones)
-    logits = np.asarray(hidden @ head_matrix(PARAMS), np.float64)[0]
-
-    def sampled(temperature):
-        scaled = logits / temperature
-        return (scaled - np.log(np.exp(scaled).sum(-1, keepdims=True)))[np.arange(15), IDS[1:]]
-
     ours = learner.logprobs(PACKED.micro_batches[0])[0, 1:]
-    np.testing.assert_allclose(ours, sampled(0.8), atol=1e-5)
-    assert np.abs(ours - sampled(1.0)).max() > 1e-2
+    np.testing.assert_allclose(ours, sampled(PARAMS, 0.8), atol=1e-5)
+    assert np.abs(ours - sampled(PARAMS, 1.0)).max() > 1e-2
     # The loss sees the same log-probabilities.
-    assert learner.step(PACKED).loss == pytest.approx(-sampled(0.8).mean(), abs=1e-5)
+    assert learner.step(PACKED).loss == pytest.approx(-sampled(PARAMS, 0.8).mean(), abs=1e-5)
+
+
+def test_log_01_the_reference_is_scored_at_the_same_temperature():
+    reference = init_params(MODEL, 1)
+    learner = make_learner(LearnerConfig(temperature=0.8, logprob_chunk=6), reference=reference)
+    learner.step(PACKED)
+    (scores,) = learner.scores
+    np.testing.assert_allclose(scores.reference_logprobs[0, 1:], sampled(reference, 0.8), atol=1e-5)
+    np.testing.assert_allclose(scores.logprobs[0, 1:], sampled(PARAMS, 0.8), atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_log_04_a_temperature_of_zero_is_refused_before_the_start(temperature):
+def test_log_04_a_temperature_of_zero_is_refused_before_the_start(temperature, capsys):
     with pytest.raises(ConfigError, match="temperature must be finite and > 0"):
         LearnerConfig(temperature=temperature)
+    with pytest.raises(ConfigError, match="--temperature must be > 0 and finite"):
+        TrainConfig(temperature=temperature)
+    with pytest.raises(SystemExit) as caught:
+        parse_training([f"--temperature={temperature}"], program="launch.train")
+    assert caught.value.code == 2
+    assert "--temperature must be > 0" in capsys.readouterr().err
 
 
 def test_log_08_updates_of_a_millionth_are_not_lost():
