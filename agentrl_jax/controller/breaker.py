@@ -11,7 +11,8 @@ class CircuitBreaker:
     """Counts groups that came to nothing in a row. Trips once: others may settle before the run has ended.
 
     Failures are counted by env: the successes of one must not hide that another one is broken for good. Groups
-    without a signal are counted over all envs: as long as one of them teaches something, the run goes on.
+    without a signal are counted over all envs: as long as one of them teaches something, the run goes on. What the
+    infrastructure ended is a failure, whether or not it is penalised as published.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -22,7 +23,10 @@ class CircuitBreaker:
         self._has_tripped = False
 
     def completed(self, group: Group) -> None:
-        """`group` is to be trained."""
+        """`group` is to be trained. Raises NoProgressError like `failed`, for a group that the infrastructure ended."""
+        if _is_lost(group):
+            self.failed(group)
+            return
         self._failures.pop(group.task.env, None)
         self._ends.pop(group.task.env, None)
         self._num_no_signal = self._num_solved = 0
@@ -46,7 +50,11 @@ class CircuitBreaker:
         )
 
     def without_signal(self, group: Group) -> None:
-        """Dynamic sampling dropped `group`. Raises NoProgressError after max_no_signal_groups of all envs."""
+        """Dynamic sampling dropped `group`. Raises NoProgressError after max_no_signal_groups of all envs, and like
+        `failed`, for a group that the infrastructure ended."""
+        if _is_lost(group):
+            self.failed(group)
+            return
         self._failures.pop(group.task.env, None)
         self._ends.pop(group.task.env, None)
         self._num_no_signal += 1
@@ -64,3 +72,7 @@ class CircuitBreaker:
             f"({self._num_solved} groups above 0, {num_unsolved} not): {advice}. Larger groups have a signal more "
             "often; without dynamic_sampling such groups are consumed, and teach nothing"
         )
+
+
+def _is_lost(group: Group) -> bool:
+    return all(trajectory.end.is_infrastructure for trajectory in group.trajectories)

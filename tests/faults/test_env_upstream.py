@@ -15,6 +15,7 @@ from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig
 from agentrl_jax.env import Action, EnvFamily, FamilyOptions
+from agentrl_jax.errors import NoProgressError
 from agentrl_jax.rollouts import Rollouts
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.testing.envs import EnvScript
@@ -140,3 +141,18 @@ def test_published_fault_29_files_are_in_the_file_systems_order_only_on_request(
     source = PublishedSource(tmp_path, None, upstream_compat=is_published)
     found = [source._chores["eval"][index].description for index in range(source.num_tasks("eval"))]
     assert found == (["c", "b", "a"] if is_published else ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+async def test_published_fault_10_an_env_that_is_broken_for_good_ends_the_run_all_the_same(
+    autojump_clock: MockClock, is_dynamic: bool
+) -> None:
+    run = Simulation(
+        config=replace(CONFIG, dynamic_sampling=is_dynamic, max_fruitless_steps=1000),
+        script=lambda task: EnvScript(fault="error" if task.env == "broken" else "none", fault_at=1),
+        engine=FakeEngine(script=lambda prompt, sampling: []),
+        episodes=replace(SHORT_EPISODES, penalises_infrastructure=True),
+        weights={"fine": 1.0, "broken": 1.0},
+    )
+    with pytest.raises(NoProgressError, match="10 groups in a row of env 'broken' had no valid member"):
+        await run.run(100)
