@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+from trio.testing import MockClock
 
 from agentrl_jax.algo.advantages import AdvantageConfig
 from agentrl_jax.algo.metrics import task_metrics
+from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.packing import PackingConfig, build_batch, unpack
+from agentrl_jax.testing.engine import FakeEngine
+from agentrl_jax.testing.envs import EnvScript
+from agentrl_jax.testing.simulation import Simulation
 from agentrl_jax.types import EpisodeEnd, Group, Segment
 from tests.algo.record_builders import make_group, make_segment, make_trajectory, make_turn
 
@@ -32,6 +37,15 @@ def test_agg_17_the_length_of_a_prompt_changes_neither_penalty_nor_mask(num_prom
         config = AdvantageConfig(estimator="dr_grpo", task_normalisation="off", overlong=overlong)
         _, columns = unpack(build_batch([group], advantages=config, packing=PACKING, learner_version=0))
         np.testing.assert_allclose(columns["advantages"][columns["loss_mask"]], expected, rtol=1e-6)
+
+
+async def test_agg_18_a_step_on_three_prompts_plays_twelve_episodes(autojump_clock: MockClock) -> None:
+    engine = FakeEngine(script=lambda prompt, sampling: [])
+    config = RolloutConfig(group_size=4, min_groups_per_batch=3, max_groups_per_batch=3, max_staleness=0)
+    run = Simulation(config=config, engine=engine, script=EnvScript(rewards=(0.0, 1.0)))
+    await run.run(2)
+    assert [(len(record.groups), sum(record.ends.values())) for record in run.records] == [(3, 12)] * 2
+    assert (run.log.num_made, engine.statistics().num_requests) == (2 * 12, 2 * 12 * 2)
 
 
 def test_agg_18_three_prompts_of_four_are_twelve_episodes() -> None:

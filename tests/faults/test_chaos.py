@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from agentrl_jax.checkpoint import CheckpointError, CheckpointStore
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.ports import LoopResult, StepRecord
 from agentrl_jax.controller.sessions import SessionFactory
@@ -27,6 +29,7 @@ from agentrl_jax.testing.simulation import SHORT_EPISODES, Simulation
 from agentrl_jax.types import Completion, EpisodeEnd, Ids, SamplingParams, Task, VersionSpan
 from tests.controller.journal_world import World, check, live
 from tests.faults.invariants import check_invariants
+from tests.test_checkpoint import abstract, make_state, same
 
 CONFIG = RolloutConfig(group_size=4, min_groups_per_batch=4, max_staleness=1, max_consecutive_failures=40)
 EPISODES = replace(SHORT_EPISODES, env_deadline_s=60.0, reset_deadline_s=60.0, engine_deadline_s=90.0)
@@ -71,7 +74,7 @@ def run_for(
     result: LoopResult | None = None
     try:
         result = trio.run(main, clock=clock or MockClock(autojump_threshold=0.0))
-    except* (NoProgressError, EngineError, RecordError, OSError) as group:
+    except* (NoProgressError, EngineError, RecordError, CheckpointError, OSError) as group:
         raise group.exceptions[0] from None
     finally:
         check_invariants(run, result)
@@ -386,6 +389,26 @@ def test_chaos_14_a_full_disk_at_a_checkpoint_ends_the_run_as_itself() -> None:
     with pytest.raises(OSError, match="No space left"):
         run_for(run, 1000, within_s=100)
     assert len(run.records) == 4
+
+
+def test_chaos_14_a_disk_without_room_for_a_checkpoint_ends_the_run_and_keeps_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointStore(tmp_path, keep=1) as store:
+
+        class Saving(Simulation):
+            async def on_step(self, record: StepRecord) -> None:
+                await super().on_step(record)
+                if record.step == 3:
+                    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+                store.save(record.step, make_state(record.step), {"version": record.version})
+
+        run = simulation(Saving)
+        with pytest.raises(CheckpointError, match=r"no room for a checkpoint .* of steps \[2\] are untouched"):
+            run_for(run, 1000, within_s=100)
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert store.steps() == (2,)
+        assert same(store.restore(2, abstract(make_state(0))).state, make_state(2))
 
 
 @pytest.mark.parametrize("stragglers", ["wait", "cancel"])

@@ -104,7 +104,7 @@ def test_env_17_the_expert_earns_the_reward_and_a_random_policy_does_not():
     assert rewards[1.0] < 0.2
 
 
-def test_env_01_mem_06_closed_sessions_leave_no_memory():
+def test_env_01_closed_sessions_leave_no_memory():
     dbbench = family(FamilyOptions())
 
     def play(count):

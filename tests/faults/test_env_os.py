@@ -37,20 +37,26 @@ CHECKED = Chore(
 )
 
 
-@pytest.mark.parametrize("how", ["closed", "failed"])
-def test_env_01_05_nothing_runs_after_an_episode(driver, how):
+def play_and_leave_processes(driver, chore):
+    """What an episode leaves running is gone with it, and so is all that its session had on disk."""
     keeper = driver._keeper.pid
     before = [path for folder in cgroup_folders(keeper) for path in folder.iterdir() if path.is_dir()]
-    broken = Chore(
-        description="", checks=CHECKED.checks, init=(Script(language="bash", code="kill -9 -1; sleep 5 & "),)
-    )
-    env = OsEnv(CHECKED if how == "closed" else broken, driver.open)
+    env = OsEnv(chore, driver.open)
     env.reset()
     env.step(Action(calls=(bash_call("sleep 1000 & setsid sleep 1000 & nohup sleep 1000 &"),)))
     pids = [pid for pid in processes_in(cgroup_folders(keeper)) if command_of(pid) == "sleep"]
     env.close()
     assert not any(map(is_alive, pids))
     assert [path for folder in cgroup_folders(keeper) for path in folder.iterdir() if path.is_dir()] == before
+
+
+def test_env_01_nothing_runs_after_an_episode(driver):
+    play_and_leave_processes(driver, CHECKED)
+
+
+def test_env_05_nothing_runs_after_an_episode_whose_sandbox_was_killed(driver):
+    broken = Script(language="bash", code="kill -9 -1; sleep 5 & ")
+    play_and_leave_processes(driver, Chore(description="", checks=CHECKED.checks, init=(broken,)))
 
 
 def test_env_02_only_declared_tools_can_be_called(chores):
@@ -130,7 +136,7 @@ def test_env_17_the_golden_episode_earns_its_reward_and_an_idle_one_nothing(chor
         "trap 'exit 0' EXIT; exec 2>/dev/null",
     ],
 )
-def test_env_09_sec_05_the_agent_cannot_write_its_score(driver, command):
+def test_env_09_the_agent_cannot_write_its_score(driver, command):
     with closing(OsEnv(CHECKED, driver.open, command_limit_s=3.0)) as env:
         env.reset()
         env.step(Action(calls=(bash_call(command),)))

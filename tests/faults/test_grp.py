@@ -84,6 +84,7 @@ async def test_grp_05_resets_that_fail_train_nothing(autojump_clock: MockClock) 
     assert all(ends_of(group) == {EpisodeEnd.COMPLETED: 8} for group in groups)
     assert all(ends_of(group) == {EpisodeEnd.ENV_ERROR: 8} for group in dropped)
     assert {t.reward for group in dropped for t in group.trajectories} == {None}
+    assert {warning.name for record in run.records for warning in record.warnings} >= {"infrastructure"}
 
 
 async def test_grp_06_a_dead_member_keeps_no_reward_that_it_had(autojump_clock: MockClock) -> None:

@@ -121,6 +121,19 @@ async def test_hng_25_an_evaluation_with_a_failure_still_ends(autojump_clock: Mo
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_hng_27_a_filter_that_keeps_no_group_ends_the_run_by_name(
+    max_staleness: int, autojump_clock: MockClock
+) -> None:
+    """Each filtered group gives its permit back at once, so that the next one can be admitted."""
+    config = replace(CONFIG, max_staleness=max_staleness, dynamic_sampling=True, max_no_signal_groups=50)
+    run = Simulation(config=config, script=EnvScript(rewards=(0.0,), step_s=1.0), engine=obedient())
+    with trio.fail_after(100.0), pytest.raises(NoProgressError, match=r"dropped 50 groups in a row, .* one reward"):
+        await run.run(100)
+    assert 50 <= len(run.groups) <= 50 + config.num_permits
+    assert (run.records, run.log.num_open) == ([], 0)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_hng_27_groups_without_any_signal_end_the_run_by_name(
     max_staleness: int, autojump_clock: MockClock
 ) -> None:

@@ -42,7 +42,7 @@ def test_log_07_a_token_whose_log_probability_is_missing_is_masked_and_harmless(
 
 
 @pytest.mark.parametrize(("engine_temperature", "is_alarming"), [(0.8, False), (1.0, True)])
-def test_log_05_and_15_log_probabilities_of_another_temperature_raise_the_alarm(
+def test_log_15_raw_log_probabilities_beside_processed_ones_raise_the_alarm(
     engine_temperature: float, is_alarming: bool
 ) -> None:
     """A learner at 0.8 compares with what engines recorded; processed and raw log-probabilities differ."""

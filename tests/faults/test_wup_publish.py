@@ -1,5 +1,6 @@
 """WUP and HNG rows of the list of published faults that concern publishing to servers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ import trio
 from trio.testing import MockClock
 
 from agentrl_jax.algo.staleness import max_cache_age
+from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.engines.http_server import HttpProblem, HttpRequest
+from agentrl_jax.report.progress import step_record
 from agentrl_jax.testing.engine import constant_latency
+from agentrl_jax.testing.simulation import Simulation
 from agentrl_jax.types import Completion, EpisodeEnd, Group, Segment, Task, Trajectory, Turn, as_ids
 from tests.engines.fleet_fakes import ENDLESS, World, open_world
 
@@ -59,6 +63,9 @@ async def test_wup_02_no_cache_is_older_than_the_turn_that_it_serves(tmp_path: P
     first, second = (group_of(completion) for completion in completions)
     assert (max_cache_age([first]), max_cache_age([second]), max_cache_age([second, first])) == (2, 0, 2)
     assert completions[1].cached_tokens == 0  # the prompt is the same, but its keys are those of version 1
+    run = Simulation(config=RolloutConfig(group_size=2, min_groups_per_batch=1))
+    await run.run(1)
+    assert step_record(replace(run.records[0], groups=(second, first)))["cache_age_max"] == 2
     assert max_cache_age([]) == 0
 
 

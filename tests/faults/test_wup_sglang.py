@@ -49,9 +49,7 @@ async def test_wup_01_prefixes_of_older_weights_are_never_asked_for(tmp_path: Pa
         assert b'"cache_salt":"v2"' in asked[-1]
 
 
-async def test_wup_05_10_12_13_publishes_in_a_turn_cost_no_token_and_add_none(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_wup_05_publishes_in_a_turn_cost_no_token_and_add_none(tmp_path: Path, autojump_clock: MockClock) -> None:
     autojump_clock.autojump_threshold = 0.25  # threads that read the weights are no reason to jump
     async with open_served(talkative()) as (client, _):
 
