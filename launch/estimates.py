@@ -29,6 +29,7 @@ DEVICES = {
     "H800": DeviceKind(989e12, 80 * _GIB),
     "H20": DeviceKind(148e12, 96 * _GIB),
     "A100-SXM4-80GB": DeviceKind(312e12, 80 * _GIB),
+    "A100 80GB PCIe": DeviceKind(312e12, 80 * _GIB),
     "A100": DeviceKind(312e12, 40 * _GIB),
     "A800": DeviceKind(312e12, 80 * _GIB),
     "L40S": DeviceKind(362e12, 48 * _GIB),

@@ -12,9 +12,9 @@ QUOTED = re.findall(r'^### "(.+)"$', (ROOT / "docs" / "faq.md").read_text(), re.
 
 @cache
 def said() -> str:
-    """All sources, with strings that are written in several pieces joined."""
+    """All sources, with strings that are written in several pieces joined, and … for what is put into them."""
     sources = [path.read_text() for package in ("agentrl_jax", "launch") for path in (ROOT / package).rglob("*.py")]
-    return re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    return re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
 
 
 @pytest.mark.parametrize("message", QUOTED)

@@ -177,6 +177,16 @@ def test_submitted_again_it_goes_on_and_says_how_the_learner_ended(settings: dic
     assert "--lagging-engines" not in arguments
 
 
+def test_a_job_that_is_requeued_after_its_node_was_lost_starts_anew(settings: dict[str, str]) -> None:
+    shared = Path(settings["AGENTRL_SHARED"])
+    left = shared / "secrets-7"  # nobody was there to remove them, and the number of the job stays
+    left.mkdir(parents=True)
+    (left / "controller").write_text("old")
+    done = carry_out(settings)
+    assert done.returncode == 0, done.stderr
+    assert not left.exists()
+
+
 def test_a_signal_reaches_the_learner_which_is_waited_for(settings: dict[str, str], tmp_path: Path) -> None:
     shared = Path(settings["AGENTRL_SHARED"])
     fifo = tmp_path / "fifo"

@@ -32,6 +32,7 @@ def draw_run(
     with RunLog(folder) as log:
         log.write_config({"max_steps": num_steps, "run_dir": str(folder), "loss": {"name": "grpo"}})
         log.log_metrics("start", {"time": "2026-01-02T03:04:05+00:00", "machine": "test", "command": ["train", said]})
+        log.log_metrics("start", {"time": "2026-01-02T05:06:07+00:00", "changes": {"max_steps": "3 → 4"}})
         log.log_metrics("warm_up", {"phase": "sft", "step": 1, "loss": 2.0})
         _evaluate(log, "before", 0, 0.25)
         for step in range(1, num_steps + 1):

@@ -151,6 +151,19 @@ def test_it_fits_a_phone_and_a_sheet_of_paper(opened: Page) -> None:
     assert opened.evaluate("getComputedStyle(document.querySelector('.filters')).display") == "none"
 
 
+def test_paper_is_light_whatever_the_screen_was(opened: Page) -> None:
+    opened.press("t")
+    assert lightness(opened, "body", "color") > 0.5
+    opened.look(media="print", dark=True)
+    opened.settle()
+    assert contrast(lightness(opened, "body", "color"), lightness(opened, "body", "backgroundColor")) > 4.0
+    assert lightness(opened, ".tile", "backgroundColor") > 0.9
+
+
+def test_settings_say_what_a_resumption_changed(opened: Page) -> None:
+    assert "max_steps: 3 → 4" in opened.text("#settings")
+
+
 def test_a_link_opens_an_episode_and_two_runs_stand_side_by_side(page: Page, tmp_path: Path) -> None:
     one, two = (draw_run(tmp_path / name, num_steps=3, seed=seed) for seed, name in enumerate(("one", "two")))
     path = write_report(one, compare=two, episodes=["g5-m1"])

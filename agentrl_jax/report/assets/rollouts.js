@@ -84,5 +84,6 @@ function settings() {
     names.length ? h("details", {}, h("summary", {}, `All ${names.length} settings`), plainTable([{ text: "setting" }, { text: "value" }], names.map((name) => [name, cell(mine.get(name))]))) : null,
     run.starts.length ? h("details", {}, h("summary", {}, plural(run.starts.length, "start")), run.starts.map((start) => h("div", { class: "start" },
       h("p", {}, `${start.time || ""} · ${start.machine || ""} · ${start.devices || ""} · Python ${start.python || ""} · ${Object.entries(start.versions || {}).map(([name, v]) => `${name} ${v}`).join(", ")}`),
-      h("pre", {}, (start.command || []).join(" "))))) : null);
+      h("pre", {}, (start.command || []).join(" ")),
+      Object.entries(start.changes || {}).map(([name, change]) => h("p", {}, h("code", {}, `${name}: ${change}`)))))) : null);
 }
