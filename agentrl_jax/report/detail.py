@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from agentrl_jax.errors import RecordError
 from agentrl_jax.report.episode_table import EpisodeTable
+from agentrl_jax.report.page import embedded_json
 from agentrl_jax.report.recorded_tokens import RecordedTokens, SegmentTokens
 from agentrl_jax.runlog import floats_from_text, ids_from_text
 from agentrl_jax.types import Floats, Ids
@@ -88,7 +89,7 @@ def collect_details(
             raise RecordError(f"{table.path}: expected the turns of {table.episode_id(row)}, got {error}") from error
         new = [turn.context for turn in played.turns if turn.context not in numbers]
         found = _episode(played, batches.get(table.columns["step"][row]), decode)
-        size = len(msgspec.json.encode(found)) + sum(map(len, dict.fromkeys(new)))
+        size = len(embedded_json(found)) + sum(len(embedded_json(text)) for text in dict.fromkeys(new))
         if details.episodes and num_bytes + size > max_bytes:
             details.omitted.append(row)
             continue

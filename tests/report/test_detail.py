@@ -13,6 +13,7 @@ from agentrl_jax.batch_files import save_batch
 from agentrl_jax.packing import build_batch
 from agentrl_jax.report.detail import LOGPROB_UNIT, collect_details, pieces
 from agentrl_jax.report.episode_table import read_table
+from agentrl_jax.report.page import embedded_json
 from agentrl_jax.report.recorded_tokens import RecordedTokens
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.types import as_ids
@@ -104,6 +105,14 @@ def test_runs_of_earlier_versions_can_be_read(tmp_path: Path, missing: tuple[str
     batch = RecordedTokens(tmp_path / "run" / "batches" / "step-000001.npz")
     shown = collect_details(read_table(tmp_path / "run"), [0], {1: batch}, TOKENIZER.decode).episodes[0]
     assert ("behavior" in shown["turns"][0]) == ("ids" not in missing)  # the batch has them too
+
+
+def test_room_is_counted_as_the_page_spells_it(tmp_path: Path) -> None:
+    draw_run(tmp_path / "run", num_steps=1, said="<你好>" * 8)
+    table = read_table(tmp_path / "run")
+    details = collect_details(table, range(len(table)), {}, TOKENIZER.decode, max_bytes=20_000)
+    assert details.omitted
+    assert len(embedded_json(details.texts)) + len(embedded_json(list(details.episodes.values()))) < 22_000
 
 
 def test_there_is_room_for_the_first_and_for_as_many_as_fit(tmp_path: Path) -> None:
