@@ -55,7 +55,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SftConfig, dict[str, str]]:
     if start.resume is not None:
         saved = read_config(SftConfig, start.resume, flag="--resume ")
         saved = replace(saved, runtime=saved.runtime.elsewhere())
-        resumed = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=saved)
+        resumed = tyro.cli(SftConfig, args=arguments, prog=f"python -m {PROGRAM}", default=saved, registry=REGISTRY)
         if resumed.run_dir != saved.run_dir:
             raise ConfigError("--resume names the run directory already: leave --run-dir out")
         resumed.check_resumes(saved)

@@ -91,14 +91,20 @@ def _read(run_dir: Path) -> tuple[Records, EpisodeTable]:
 
 
 def _run(run_dir: Path, records: Records, table: EpisodeTable, batches: _Batches) -> dict[str, Any]:
-    path = run_dir / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     figures = run_figures(records, table)
     counts = np.zeros(2 * len(RATIO_EDGES) + 1, np.int64)
     for batch in batches.by_step.values():
         counts += batch.ratio_counts()
     ratio = {"edges": RATIO_EDGES.tolist(), "counts": counts.tolist(), "steps": sorted(batches.by_step)}
-    return {"name": run_dir.resolve().name, "config": config, "ratio": ratio, **figures}
+    return {"name": run_dir.resolve().name, "config": _settings(run_dir), "ratio": ratio, **figures}
+
+
+def _settings(run_dir: Path) -> Any:
+    path = run_dir / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:  # of JSON, or of its encoding
+        raise RecordError(f"{path}: expected settings, got {error}") from error
 
 
 def _compared(run_dir: Path) -> dict[str, Any]:

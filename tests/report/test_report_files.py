@@ -174,6 +174,10 @@ def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"pool":', '"no_pool":'))
     with pytest.raises(RecordError, match=r"expected the turns of g\d-m\d, got .*`pool`"):
         write_report(folder)
+    (folder / "episodes.jsonl").unlink()
+    (folder / "config.json").write_text("{")
+    with pytest.raises(RecordError, match=r"config\.json: expected settings"):
+        write_report(folder)
     (folder / "metrics.jsonl").write_bytes(b"\0\0\0\n")
     with pytest.raises(RecordError, match="expected a record in every line"):
         write_report(folder)
