@@ -14,6 +14,7 @@ from agentrl_jax.errors import ConfigError, TemplateError
 from agentrl_jax.models.params import num_params
 from agentrl_jax.policy import Policy, create_policy, open_policy
 from agentrl_jax.rendering.config import RenderingConfig
+from agentrl_jax.rendering.tokenizer import ChatTokenizer
 from agentrl_jax.rendering.transcript import TemplateRenderer
 from agentrl_jax.row_sizes import MOST_CONTEXT_UNASKED
 from agentrl_jax.seeding import derive_seed
@@ -100,15 +101,25 @@ def settle_rendering(policy: Policy, asked: RenderingConfig, say: Callable[[str]
     Says so if the policy meets other prompts than it was trained with. Raises ConfigError if its template cannot be
     used as it is asked for.
     """
-    recorded = policy.rendering
+    return settle_rendering_of(policy.tokenizer, policy.tokenizer_folder, policy.rendering, asked, say)
+
+
+def settle_rendering_of(
+    tokenizer: ChatTokenizer,
+    folder: Path,
+    recorded: RenderingConfig | None,
+    asked: RenderingConfig,
+    say: Callable[[str], None],
+) -> RenderingConfig:
+    """`settle_rendering` for a policy of which no more is here than its tokenizer's folder."""
     if recorded is not None:
         asked = asked.completed_by(recorded)
         for change in asked.changes_from(recorded):
             say(f"warning: {change}")
     try:
-        return TemplateRenderer(policy.tokenizer, config=asked).config
+        return TemplateRenderer(tokenizer, config=asked).config
     except TemplateError as error:
-        raise ConfigError(f"the policy in {policy.tokenizer_folder}: {error}") from error
+        raise ConfigError(f"the policy in {folder}: {error}") from error
 
 
 def _with_sizes(config: TrainConfig, policy: Policy, longest: int) -> TrainConfig:

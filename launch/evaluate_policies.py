@@ -31,7 +31,7 @@ from agentrl_jax.playing.policies import PlayingPolicy
 from agentrl_jax.playing.rendered import RenderedPolicy
 from agentrl_jax.playing.scripted import ScriptedPolicy
 from agentrl_jax.policy import Policy, open_policy
-from agentrl_jax.preparation import settle_rendering
+from agentrl_jax.preparation import settle_rendering, settle_rendering_of
 from agentrl_jax.rendering.config import RenderingConfig, read_rendering
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.transcript import TemplateRenderer
@@ -109,14 +109,14 @@ async def _sglang(
             "#FOLDER to its address"
         )
     say(f"{source.name}: {served.model_path} at {source.url}")
+    tokenizer = load_tokenizer(folder)
+    say_of = partial(_say_of, source.name, say)
+    rendering = settle_rendering_of(tokenizer, folder, read_rendering(folder), config.rendering, say_of)
     shapes = tensor_shapes(folder) if has_safetensors(folder) else {}
     opening = open_sglang_engine(source.url, tensors=shapes, name=source.name, token=token)
     engine = await stack.enter_async_context(opening)
-    tokenizer = load_tokenizer(folder)
-    recorded = read_rendering(folder)
-    asked = config.rendering if recorded is None else config.rendering.completed_by(recorded)
     room = facts.max_req_input_len
-    return _rendered(source, engine, tokenizer, asked, families, None if room is None else room + 1)
+    return _rendered(source, engine, tokenizer, rendering, families, None if room is None else room + 1)
 
 
 async def _local(

@@ -1,7 +1,5 @@
 """LOG-05: before a run begins, servers give the log-probabilities that the learner gives, or it does not begin."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +9,18 @@ import pytest
 import trio
 
 from agentrl_jax.config import TrainConfig
-from agentrl_jax.engines.local.config import LocalEngineConfig
-from agentrl_jax.engines.local.engine import open_local_engine
 from agentrl_jax.engines.probe import Score
 from agentrl_jax.engines.publish_config import PublishConfig
-from agentrl_jax.engines.served_generation import ServedModel
-from agentrl_jax.engines.server import EngineServer
 from agentrl_jax.errors import EngineError
 from agentrl_jax.models.export import export_buckets
 from agentrl_jax.models.params import init_params
 from agentrl_jax.policy import open_policy
 from agentrl_jax.run_engines import Weights, open_served_engines
 from agentrl_jax.types import Floats, Ids
-from launch.engine import weights_hasher, weights_loader
 from tests.engines.tiny_engine import reference_logprobs
+from tests.faults.served_policy import serving
 from tests.launch.engine_process import MODEL, write_policy
 
-CONFIG = LocalEngineConfig(num_slots=2, cache_tokens=64, prefill_shapes=((2, 16),))
 LEARNED = init_params(MODEL, 1)
 
 
@@ -41,25 +34,6 @@ async def right(ids: Ids, temperature: float) -> Floats:
 async def raw(ids: Ids, temperature: float) -> Floats:
     """What a learner says that forgets the temperature."""
     return await right(ids, 1.0)
-
-
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[str]:
-    """The address of a server of the policy in `folder`."""
-    policy = open_policy(folder)
-    model = ServedModel(
-        path=str(folder),
-        vocab_size=MODEL.vocab_size,
-        max_prompt_tokens=CONFIG.cache_tokens - 1,
-        load_weights=weights_loader(MODEL),
-        hash_weights=weights_hasher(MODEL),
-    )
-    opening = open_local_engine(model=MODEL, config=CONFIG, weights=policy.load_params(None), version=0)
-    async with opening as engine, trio.open_nursery() as nursery:
-        server = EngineServer(engine, model)
-        port = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
-        yield f"http://127.0.0.1:{port}"
-        nursery.cancel_scope.cancel()
 
 
 async def begin(folder: Path, score: Score) -> list[str]:
