@@ -174,8 +174,32 @@ def test_agg_14_the_logged_kl_is_not_scaled_by_its_coefficient() -> None:
     assert float(loss.total / loss.weight) == pytest.approx(-1.0 + 0.05 * divergence, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "advantage", "ratio", "bounded"),
+    [
+        ("grpo", {"clip_low": 0.3}, -1.0, 0.5, 0.7),
+        ("grpo", {"clip_high": 0.3}, 1.0, 2.0, -1.3),
+        ("grpo", {"dual_clip": 2.0}, -1.0, 10.0, 2.0),
+        ("grpo", {"dual_clip": "off"}, -1.0, 10.0, 10.0),
+        ("cispo", {"clip_high": 1.0}, 1.0, 10.0, -2.0),
+        ("policy_gradient", {"correction_cap": 3.0, "correction": "tis"}, 1.0, 10.0, -3.0),
+    ],
+)
+def test_agg_15_each_bound_is_the_one_that_the_loss_uses(
+    name: str, option: dict[str, object], advantage: float, ratio: float, bounded: float
+) -> None:
+    """Of CISPO and of a corrected policy gradient, the slope: the loss itself is that times log π."""
+    tokens = one_row([-4.0], [-4.0], [True])
+    tokens = tokens._replace(advantages=np.full((1, 1), advantage, np.float32))
+    loss = make_loss(LossConfig(name=name, **option))  # type: ignore[arg-type]
+    logprobs = jnp.full((1, 1), np.log(ratio) - 4.0)
+    found = loss(logprobs, tokens).loss.total
+    if name != "grpo":
+        found = jax.grad(lambda x: loss(x, tokens).loss.total)(logprobs).item()
+    assert float(found) == pytest.approx(bounded, rel=1e-4)
+
+
 def test_agg_15_bounds_reach_the_loss_and_cispo_keeps_ratios_from_0_to_5() -> None:
-    """That each option changes the loss: tests/algo/test_loss_config.py."""
     settings = LossConfig(name="cispo").settings
     assert (1 - settings.clip_low, 1 + settings.clip_high) == (0.0, 5.0)
     tokens = one_row([-4.0, -4.0, -4.0], REFERENCE, [True] * 3)

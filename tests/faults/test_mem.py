@@ -2,6 +2,8 @@
 
 import gc
 import tracemalloc
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,13 @@ from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.curriculum import CurriculumConfig
 from agentrl_jax.controller.group import AdmittedGroup
 from agentrl_jax.controller.loop import train_loop
+from agentrl_jax.controller.monitor import LoopMonitor
 from agentrl_jax.controller.ports import StepRecord
+from agentrl_jax.controller.statistics import as_record
+from agentrl_jax.controller.watch import Watch
+from agentrl_jax.report.display import Progress
+from agentrl_jax.report.progress import step_record, throughput
+from agentrl_jax.runlog import RunLog
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.testing.envs import EnvScript
 from agentrl_jax.testing.simulation import Books, Simulation
@@ -88,6 +96,47 @@ def test_mem_03_a_long_run_keeps_no_history() -> None:
     run_virtual(lambda: train_loop_of(run, 320))
     # What is in flight varies by some hundred objects. One that each of the 1,920 episodes in between kept would show.
     assert min(run.num_objects[-4:]) - min(run.num_objects[:4]) < 1200
+
+
+async def test_mem_03_ten_thousand_logged_steps_keep_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Neither the log, nor a display, nor what watches for warnings keeps what it was told."""
+    run = Simulation(
+        config=RolloutConfig(group_size=2, min_groups_per_batch=1, max_fruitless_steps=100),
+        engine=FakeEngine(script=lambda prompt, sampling: []),
+    )
+    await run.run(1)
+    (record,) = run.records
+    monitor, watch, progress = LoopMonitor(window=100), Watch(), Progress(max_steps=10_000)
+    written = step_record(record) | {"step_s": 1.0, "rl_s": 1.0, "throughput": throughput(record, 1.0)}
+
+    def log(first: int, count: int, to: RunLog) -> None:
+        for step in range(first, first + count):
+            warnings = watch.observe(record.groups, record.dropped, record.cancelled)
+            to.log_metrics(
+                "step", written | {"step": step, "step_s": step + 0.5, "loop": as_record(monitor.statistics())}
+            )
+            for warning in warnings:
+                to.log_metrics("warning", {"step": step, **asdict(warning)})
+            to.log_episode(step, record.groups[0].trajectories[0], lambda ids: "")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(monitor.run)
+        await trio.sleep(60.0)
+        nursery.cancel_scope.cancel()
+    with RunLog(tmp_path / "run") as to:
+        to.add_observers([progress.observe])
+        log(0, 9_000, to)  # by now all that has a bound has reached it
+        tracemalloc.start()
+        try:
+            sizes = []
+            for first in (9_000, 9_500):
+                log(first, 500, to)
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert progress.last["step"] == 9_999
+    assert sizes[1] - sizes[0] < 500 * 10  # one small object a step would be three times as much
 
 
 async def train_loop_of(run: Simulation, num_steps: int) -> None:
