@@ -5,9 +5,10 @@ only if they are asked for. W&B runs offline, and knows neither code nor machine
 a run when its owner wants it.
 """
 
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,6 +17,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.runlog import Observer, without_nan
 
 SinkName = Literal["tensorboard", "wandb"]
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -53,8 +55,7 @@ def open_sinks(names: Sequence[SinkName], run_dir: Path, config: Mapping[str, An
         observers = []
         for name in names:
             sink = _TensorBoard(run_dir) if name == "tensorboard" else _WandB(run_dir, config)
-            opened.callback(sink.close)
-            observers.append(_Observer(sink))
+            observers.append(opened.enter_context(closing(_Observer(name, sink))))
         yield tuple(observers)
 
 
@@ -84,22 +85,38 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 
 
 class _Observer:
-    """An `Observer` that gives a sink its figures."""
+    """An `Observer` that gives a sink its figures, until it fails: nobody's run ends with who looks on."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self._step = sink, 0
+    def __init__(self, name: SinkName, sink: Sink) -> None:
+        self._name, self._sink, self._step = name, sink, 0
+        self._has_failed = False
 
     def __call__(self, kind: str, record: Mapping[str, Any]) -> None:
         if kind == "resume":
             self._step = record["step"]
-            self._sink.undo_after(self._step)
+            self._give(lambda: self._sink.undo_after(self._step))
             return
         step = int(record.get("step", self._step))
         if kind == "step":
             self._step = step
         values = figures(kind, without_nan(record))
         if values:
-            self._sink.write(kind, step, values)
+            self._give(lambda: self._sink.write(kind, step, values))
+
+    def close(self) -> None:
+        self._give(self._sink.close)
+
+    def _give(self, call: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - these packages raise whatever their services do
+            self._has_failed = True
+            logger.warning(
+                "%s gets no more figures of this run, which goes on: %s: %s. All of them are in metrics.jsonl",
+                *(self._name, type(error).__name__, error),
+            )
 
 
 class _TensorBoard:

@@ -85,6 +85,25 @@ def test_what_was_not_measured_is_left_out_and_resumes_are_told(fake: FakeSink, 
     assert fake.undone == [3]
 
 
+def test_a_run_goes_on_without_a_sink_that_fails(
+    fake: FakeSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def fail(kind: str, step: int, values: object) -> None:
+        asked.append(step)
+        raise RuntimeError("its service is gone")
+
+    monkeypatch.setattr(fake, "write", fail)
+    records = replayed(draw_run(tmp_path / "one", num_steps=2), tmp_path / "two", ("tensorboard",))
+    assert len(records) > 2
+    assert len(asked) == 1
+    assert [message for message in caplog.messages if "tensorboard gets no more figures" in message] == [
+        "tensorboard gets no more figures of this run, which goes on: RuntimeError: its service is gone. "
+        "All of them are in metrics.jsonl"
+    ]
+
+
 def test_a_sink_that_cannot_be_had_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--track wandb needs a package .* pip install agentrl_jax\[track\]"):
