@@ -12,15 +12,26 @@ from benchmarks.figures import Figure, summarise
 from benchmarks.service_bound import Bound, bounds
 from benchmarks.service_cases import Case, Outcome, Work, colocated
 from benchmarks.service_model import ServiceModel, Tail
+from benchmarks.service_runs import simulate_all
 from benchmarks.service_world import simulate
 
 NAME = "async_vs_sync"
 STALENESS = (0, 1, 2, 4)
+_SEARCH_SEED = 1000
+"""Of the runs that choose a set-up: none of them is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    """What a user would tune. room: of the engines, over what they need (`with_room`); crowding: see `Case`."""
+
+    room: float
+    crowding: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """num_steps: that count, of each run. rooms: of the divisions that are tried on the fewest GPUs (`with_room`).
+    """num_steps: that count, of each run. set_ups: those that are tried on the fewest GPUs.
 
     sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times. A repeat is a seed: other draws, another
     order of tasks.
@@ -31,7 +42,7 @@ class Size:
     num_steps: int
     repeats: int
     tail_repeats: int
-    rooms: tuple[float, ...]
+    set_ups: tuple[SetUp, ...]
     staleness: tuple[int, ...] = STALENESS
 
 
@@ -52,44 +63,55 @@ def with_room(model: ServiceModel, work: Work, num_gpus: int, room: float) -> Bo
     return next((found for found in every if found.engine_s <= room * found.learner_s), every[0])
 
 
-def find_room(model: ServiceModel, tail: Tail, size: Size) -> float:
-    """The one of `size.rooms` with which the asynchronous run on the fewest GPUs is fastest."""
-    num_gpus = min(size.gpus)
-    if len(size.rooms) == 1:
-        return size.rooms[0]
-    work = simulate(colocated(num_gpus, num_steps=1), model, tail).work
-
-    def speed(room: float) -> float:
-        case = on(with_room(model, work, num_gpus, room), max(size.staleness), num_steps=3)
-        return simulate(case, model, tail).tokens_per_s
-
-    return max(size.rooms, key=speed)
+def batch_of(model: ServiceModel, tail: Tail, num_gpus: int) -> Work:
+    """What one batch of so many GPUs asks for."""
+    return simulate(colocated(num_gpus, num_steps=1), model, tail).work
 
 
-def divide(model: ServiceModel, tail: Tail, num_gpus: int, room: float) -> Bound:
-    """The division of the GPUs for this tail's batches (`with_room`)."""
-    return with_room(model, simulate(colocated(num_gpus, num_steps=1), model, tail).work, num_gpus, room)
+def find_set_up(model: ServiceModel, tail: Tail, size: Size) -> SetUp:
+    """The one of `size.set_ups` with which the asynchronous run on the fewest GPUs is fastest."""
+    if len(size.set_ups) == 1:
+        return size.set_ups[0]
+    num_gpus, k = min(size.gpus), max(size.staleness)
+    work = batch_of(model, tail, num_gpus)
+    divisions = [with_room(model, work, num_gpus, set_up.room) for set_up in size.set_ups]
+    cases = [
+        on(division, k, crowding=set_up.crowding, num_steps=size.num_steps, seed=_SEARCH_SEED)
+        for division, set_up in zip(divisions, size.set_ups, strict=True)
+    ]
+    speeds = [run.tokens_per_s for run in simulate_all(cases, model, tail)]
+    return size.set_ups[speeds.index(max(speeds))]
 
 
-def on(division: Bound, max_staleness: int, *, num_steps: int, seed: int = 0) -> Case:
+def on(division: Bound, max_staleness: int, *, crowding: float, num_steps: int, seed: int = 0) -> Case:
     """A run on one division of the GPUs."""
     return Case(
         num_engines=division.num_engines,
         num_learner_gpus=division.num_learner_gpus,
         max_staleness=max_staleness,
         num_steps=num_steps,
+        crowding=crowding,
         seed=seed,
     )
 
 
-def repeat(model: ServiceModel, tail: Tail, division: Bound, size: Size, seed: int) -> Repeat:
-    """All runs of one seed."""
+def play(
+    model: ServiceModel, tail: Tail, division: Bound, crowding: float, size: Size, seeds: Sequence[int]
+) -> list[Repeat]:
+    """All runs on one division of the GPUs, by seed."""
     num_gpus = division.num_engines + division.num_learner_gpus
-    baseline = replace(colocated(num_gpus, num_steps=size.num_steps), seed=seed)
-    return Repeat(
-        baseline=simulate(baseline, model, tail),
-        runs={k: simulate(on(division, k, num_steps=size.num_steps, seed=seed), model, tail) for k in size.staleness},
-    )
+    cases = {
+        (seed, k): on(division, k, crowding=crowding, num_steps=size.num_steps, seed=seed)
+        for seed in seeds
+        for k in size.staleness
+    }
+    baselines = {seed: replace(colocated(num_gpus, num_steps=size.num_steps), seed=seed) for seed in seeds}
+    found = simulate_all([*baselines.values(), *cases.values()], model, tail)
+    runs = dict(zip(cases, found[len(seeds) :], strict=True))
+    return [
+        Repeat(baseline=baseline, runs={k: runs[seed, k] for k in size.staleness})
+        for seed, baseline in zip(baselines, found, strict=False)
+    ]
 
 
 def fraction_of_bound(model: ServiceModel, outcome: Outcome) -> float:
@@ -112,6 +134,7 @@ def run_figures(model: ServiceModel, case: str, runs: Sequence[Outcome], baselin
         "fraction_of_bound": ("", [fraction_of_bound(model, run) for run in runs]),
         "learner_busy_frac": ("", [run.learner_busy_frac for run in runs]),
         "engine_busy_frac": ("", [run.engine_busy_frac for run in runs]),
+        "prefill_over_new": ("", [run.prefill_over_new for run in runs]),
         "straggler_wait_frac": ("", [run.straggler_wait_frac for run in runs]),
         "live_groups": ("groups", [run.num_live for run in runs]),
         "group_age_max": ("versions", [run.age_max for run in runs]),
@@ -120,7 +143,7 @@ def run_figures(model: ServiceModel, case: str, runs: Sequence[Outcome], baselin
     return list(_summaries(case, values))
 
 
-def size_figures(model: ServiceModel, division: Bound, repeats: Sequence[Repeat]) -> Iterator[Figure]:
+def size_figures(model: ServiceModel, division: Bound, crowding: float, repeats: Sequence[Repeat]) -> Iterator[Figure]:
     """The figures of one number of GPUs. `best`: the max_staleness with the best median of tokens/s."""
     num_gpus = division.num_engines + division.num_learner_gpus
     where = f"gpus={num_gpus}"
@@ -145,6 +168,7 @@ def size_figures(model: ServiceModel, division: Bound, repeats: Sequence[Repeat]
         "bound_over_colocated": ("", [limit / b.tokens_per_s for limit, b in zip(limits, baselines, strict=True)]),
         "max_staleness": ("versions", [best]),
         "engine_gpus": ("GPUs", [division.num_engines]),
+        "crowding": ("", [crowding]),
         "sync_tokens_per_s": ("1/s", [base.tokens_per_s for base in baselines]),
     }
     if index is not None:
@@ -153,29 +177,36 @@ def size_figures(model: ServiceModel, division: Bound, repeats: Sequence[Repeat]
     yield from _summaries(f"{where} best", values)
 
 
-def halves_figures(model: ServiceModel, tail: Tail, num_gpus: int, repeats: Sequence[Repeat]) -> Iterator[Figure]:
+def halves_figures(
+    model: ServiceModel, tail: Tail, num_gpus: int, crowding: float, repeats: Sequence[Repeat]
+) -> Iterator[Figure]:
     """The released division, half of the GPUs each, with the largest max_staleness that was run."""
-    k = max(repeats[0].runs)
-    baselines = [found.baseline for found in repeats[:1]]
     half = Case(
         num_engines=num_gpus // 2,
         num_learner_gpus=num_gpus - num_gpus // 2,
-        max_staleness=k,
-        num_steps=baselines[0].work.num_steps,
+        max_staleness=max(repeats[0].runs),
+        num_steps=repeats[0].baseline.work.num_steps,
+        crowding=crowding,
     )
-    yield from run_figures(model, f"gpus={num_gpus} halves", [simulate(half, model, tail)], baselines)
+    baselines = [found.baseline for found in repeats]
+    runs = simulate_all([replace(half, seed=base.case.seed) for base in baselines], model, tail)
+    yield from run_figures(model, f"gpus={num_gpus} halves", runs, baselines)
 
 
-def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size, room: float) -> Iterator[Figure]:
-    """One row of the sensitivity table: each tail with its own latency and division of the GPUs."""
-    division = divide(model, tail, num_gpus, room)
-    k = max(size.staleness)
-    repeats = [repeat(model, tail, division, replace(size, staleness=(k,)), seed) for seed in range(size.tail_repeats)]
+def tail_figures(model: ServiceModel, tail: Tail, size: Size) -> Iterator[Figure]:
+    """One row of the sensitivity table: each tail with its own latency and set-up."""
+    num_gpus, k = min(size.gpus), max(size.staleness)
+    set_up = find_set_up(model, tail, size)
+    division = with_room(model, batch_of(model, tail, num_gpus), num_gpus, set_up.room)
+    alone = replace(size, staleness=(k,))
+    repeats = play(model, tail, division, set_up.crowding, alone, range(size.tail_repeats))
     runs, baselines = [found.runs[k] for found in repeats], [found.baseline for found in repeats]
     case = f"sigma={tail.sigma} gpus={num_gpus} max_staleness={k}"
-    wanted = {"tokens_per_s", "over_colocated", "fraction_of_bound", "straggler_wait_frac"}
+    wanted = {"tokens_per_s", "over_colocated", "fraction_of_bound", "prefill_over_new", "straggler_wait_frac"}
     yield from (figure for figure in run_figures(model, case, runs, baselines) if figure.metric in wanted)
     values: dict[str, tuple[str, Sequence[float]]] = {
+        "engine_gpus": ("GPUs", [division.num_engines]),
+        "crowding": ("", [set_up.crowding]),
         "latency_median_s": ("s", [tail.latency_median_s]),
         "sync_misfit": ("", [model.misfit(tail)]),
     }
@@ -189,10 +220,11 @@ def tail_figures(model: ServiceModel, tail: Tail, num_gpus: int, size: Size, roo
 def virtual_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     """Everything, a list at a time, as it is found: first the sizes, then the tails."""
     tail = model.published_tail
-    room = find_room(model, tail, size)
+    set_up = find_set_up(model, tail, size)
     for num_gpus in size.gpus:
-        division = divide(model, tail, num_gpus, room)
-        repeats = [repeat(model, tail, division, size, seed) for seed in range(size.repeats)]
-        yield [*size_figures(model, division, repeats), *halves_figures(model, tail, num_gpus, repeats)]
+        division = with_room(model, batch_of(model, tail, num_gpus), num_gpus, set_up.room)
+        repeats = play(model, tail, division, set_up.crowding, size, range(size.repeats))
+        of_halves = halves_figures(model, tail, num_gpus, set_up.crowding, repeats)
+        yield [*size_figures(model, division, set_up.crowding, repeats), *of_halves]
     for sigma in size.sigmas:
-        yield list(tail_figures(model, model.tail(sigma), min(size.gpus), size, room))
+        yield list(tail_figures(model, model.tail(sigma), size))

@@ -2,13 +2,14 @@
 
     python -m benchmarks.async_vs_sync [--json] [--quick] [--mode virtual|real|both] [--model FOLDER]
 
-virtual (minutes on one core): the real controller, loop, ledger, permits, places, pool and episodes, in virtual time,
-  over service times of engines, learner, publishes and environments (service_model.py). The set-up is the published
-  one: Qwen2.5-14B on WebShop at 16, 32 and 64 GPUs. The model's only free values, the environments' latency and its
-  tail, were calibrated on the published synchronous throughput before the first asynchronous run
+virtual (a quarter of an hour on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
+  virtual time, over service times of engines, learner, publishes and environments (service_model.py). The set-up is the
+  published one: Qwen2.5-14B on WebShop at 16, 32 and 64 GPUs. The model's only free values, the environments' latency
+  and its tail, were calibrated on the published synchronous throughput before the first asynchronous run
   (service_calibration.py). Two synchronous baselines: `colocated`, in which all GPUs first generate, then all train,
-  and `max_staleness=0`, the same program on the same division of the GPUs. The division is searched for; `halves` is
-  the released one. Below: the same for other tails, each with its own calibrated latency.
+  and `max_staleness=0`, the same program on the same division of the GPUs. The division and the number of places are
+  searched for, by runs that are not measured; `halves` is the released division. Below: the same for other tails, each
+  with its own calibrated latency, division and places. The seed of a repeat decides every figure of it.
 real (a quarter of an hour on two quiet cores): the joined pipeline with the embedded engine, pinned to a core, learner
   and controller to another, and environments of log-normal latency (async_real.py).
 
@@ -26,16 +27,28 @@ from typing import Literal
 
 from agentrl_jax.errors import ConfigError
 from benchmarks import async_real, async_virtual
+from benchmarks.async_virtual import SetUp
 from benchmarks.figures import Figure, json_lines, table
 from benchmarks.service_calibration import SIGMAS
 from benchmarks.service_model import load
 from launch.config import parse
 
 VIRTUAL = async_virtual.Size(
-    gpus=(16, 32, 64), sigmas=SIGMAS, num_steps=2, repeats=3, tail_repeats=1, rooms=(0.6, 0.85)
+    gpus=(16, 32, 64),
+    sigmas=SIGMAS,
+    num_steps=6,
+    repeats=3,
+    tail_repeats=1,
+    set_ups=tuple(SetUp(room=room, crowding=crowding) for room in (0.6, 0.85) for crowding in (1.5, 2.0)),
 )
 VIRTUAL_QUICK = async_virtual.Size(
-    gpus=(16,), sigmas=(), num_steps=2, repeats=1, tail_repeats=1, rooms=(0.85,), staleness=(0, 4)
+    gpus=(16,),
+    sigmas=(),
+    num_steps=2,
+    repeats=1,
+    tail_repeats=1,
+    set_ups=(SetUp(room=0.6, crowding=2.0),),
+    staleness=(0, 4),
 )
 
 

@@ -10,10 +10,11 @@ division of the GPUs leaves the engines some room (`async_virtual.with_room`).
 What bends a curve is whatever is not divided among more GPUs:
 
 fixed_frac           of a step: gradient reduction, optimiser and the publish, which take as long on any number of GPUs
+prefill_over_new     prompt tokens that were computed, over those that had to be: how much the caches lost
 straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster
 controller_core_frac CPU-seconds of this process in a second of the simulated run: where it reaches 1, one core can no
                      longer keep up. The simulated engines' own work is part of it, so that this is an upper bound
-live_episodes        concurrent at the ends of steps; cpu_ms_per_turn grows with them only if something scans them
+live_episodes        under way at the ends of steps; cpu_ms_per_turn grows with them only if something scans them
 
 A good answer: fraction_of_bound >= 0.90 at every size of growing batches; controller_core_frac < 1; cpu_ms_per_turn the
 same at all sizes.
@@ -29,7 +30,7 @@ from benchmarks.figures import Figure, json_lines, summarise, table
 from benchmarks.report_plots import draw
 from benchmarks.report_results import Kept
 from benchmarks.service_bound import bounds
-from benchmarks.service_cases import Case, Outcome, colocated
+from benchmarks.service_cases import Case, Outcome, Work, colocated
 from benchmarks.service_model import ServiceModel, Tail, load
 from benchmarks.service_world import simulate
 from launch.command import parse
@@ -67,10 +68,11 @@ class Options:
     """Also draw the curves into this file"""
 
 
-def measure(model: ServiceModel, tail: Tail, num_gpus: int, num_groups: int, num_steps: int) -> tuple[Outcome, float]:
-    """One run, and the CPU-seconds that it took here."""
-    work = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
-    division = with_room(model, work.scaled(num_groups / work.num_groups), num_gpus, _ROOM)
+def measure(
+    model: ServiceModel, tail: Tail, shape: Work, num_gpus: int, num_groups: int, num_steps: int
+) -> tuple[Outcome, float]:
+    """One run of batches like `shape`, and the CPU-seconds that it took here."""
+    division = with_room(model, shape.scaled(num_groups / shape.num_groups), num_gpus, _ROOM)
     case = Case(
         num_engines=division.num_engines,
         num_learner_gpus=division.num_learner_gpus,
@@ -85,8 +87,6 @@ def measure(model: ServiceModel, tail: Tail, num_gpus: int, num_groups: int, num
 
 def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> Iterator[Figure]:
     """The figures of one run."""
-    steps_of_all = outcome.case.num_warm_up_steps + outcome.case.num_steps
-    turns = steps_of_all * outcome.work.num_turns / outcome.work.num_steps
     fixed_s = model.learner.fixed_s + model.publish_s
     values = {
         "tokens_per_s": ("1/s", outcome.tokens_per_s),
@@ -96,10 +96,11 @@ def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> I
         "learner_busy_frac": ("", outcome.learner_busy_frac),
         "engine_busy_frac": ("", outcome.engine_busy_frac),
         "fixed_frac": ("", fixed_s / outcome.step_s),
+        "prefill_over_new": ("", outcome.prefill_over_new),
         "straggler_wait_frac": ("", outcome.straggler_wait_frac),
-        "live_episodes": ("", outcome.num_live * model.batch.group_size),
+        "live_episodes": ("", outcome.num_open),
         "controller_core_frac": ("", cpu_s / outcome.total_s),
-        "cpu_ms_per_turn": ("ms", 1e3 * cpu_s / turns),
+        "cpu_ms_per_turn": ("ms", 1e3 * cpu_s / outcome.num_turns),
     }
     for metric, (unit, value) in values.items():
         yield summarise([value], benchmark=NAME, case=case, metric=metric, unit=unit)
@@ -108,11 +109,12 @@ def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> I
 def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     """A list for each size, as it is found."""
     tail = model.published_tail
+    shape = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
     for num_gpus in size.growing:
-        outcome, cpu_s = measure(model, tail, num_gpus, model.num_groups(num_gpus), size.num_steps)
+        outcome, cpu_s = measure(model, tail, shape, num_gpus, model.num_groups(num_gpus), size.num_steps)
         yield list(figures(f"gpus={num_gpus}", model, outcome, cpu_s))
     for num_gpus in size.fixed:
-        outcome, cpu_s = measure(model, tail, num_gpus, model.num_groups(FIXED_GPUS), size.num_steps)
+        outcome, cpu_s = measure(model, tail, shape, num_gpus, model.num_groups(FIXED_GPUS), size.num_steps)
         yield list(figures(f"gpus={num_gpus} fixed-batch", model, outcome, cpu_s))
 
 

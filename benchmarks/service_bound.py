@@ -12,7 +12,8 @@ of work in a second, so a step takes at least the busy time of the busiest resou
 
 with g GPUs for the learner and e engines, one GPU each. Environments are as many as are wanted, and bound nothing; the
 latency of an episode does not either, since more episodes can always overlap. Prefixes that a publish or a full cache
-costs are left out, as is every wait; the bound is therefore not quite reachable. Over all divisions of the GPUs:
+costs are left out, as is every wait; the bound is therefore not quite reachable. It holds for what a step takes on the
+average: a few steps that train on what engines had in store can be faster. Over all divisions of the GPUs:
 
     tokens/s  <=  max over e + g = num_gpus of  num_tokens / max(learner, engines)
 """

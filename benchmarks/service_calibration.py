@@ -22,6 +22,8 @@ SIGMAS = (0.3, 0.5, 0.7, 1.0, 1.3, 1.5)
 _STEPS = (8, 6, 4)
 """Of each size, the smallest first: larger batches hold more episodes."""
 _GUESS_S = (0.05, 5.0)
+_NARROW = 1e-5
+"""Of the latency's logarithm: throughput may jump over what is wanted, and then nothing comes closer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,10 @@ def calibrate(model: ServiceModel, sigma: float, *, steps: Sequence[int] = _STEP
     above, below = excess(low), excess(high)
     if not above > 0 > below:
         raise ConfigError(f"sigma {sigma}: {wanted} tokens/s lie outside of what latencies of {_GUESS_S} s allow")
-    while True:
+    between, found = low, above
+    while abs(found) >= tolerance and high - low > _NARROW:
         between = low + (high - low) * above / (above - below)
         found = excess(between)
-        if abs(found) < tolerance:
-            break
         # Each end that stays counts less, so that neither stays for long.
         if found > 0:
             low, above, below = between, found, below / 2

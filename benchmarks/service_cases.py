@@ -12,7 +12,9 @@ class Case:
     """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
 
     num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
-    num_places: groups that run at a time; None: twice what the caches hold.
+    crowding: episodes that have a place, over those that the engines' caches hold. Most wait for their environments,
+    and the places of a group stay taken until its slowest episode ends; with many more, they take each other's prefixes
+    out of the caches.
     """
 
     num_engines: int
@@ -21,7 +23,7 @@ class Case:
     num_steps: int = 8
     is_colocated: bool = False
     num_groups: int | None = None
-    num_places: int | None = None
+    crowding: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,18 +80,22 @@ class Work:
 class Outcome:
     """The measured steps of one run.
 
-    seconds: virtual; total_s: of the whole run. Busy shares: of the learner's GPUs (publishes included), and of the
-    engines. num_live: running groups, mean over the ends of steps. straggler_wait_frac: of the time.
-    group_s: mean time of a group.
+    seconds: virtual; total_s, num_turns: of the whole run, turns that no batch got included. Busy shares: of the
+    learner's GPUs (publishes included), and of the engines. prefill_over_new: prompt tokens that were computed for the
+    measured batches, over those that had to be; what a cache has lost is computed again. num_live, num_open: groups and
+    episodes under way, mean over the ends of steps. straggler_wait_frac: of the time. group_s: mean time of a group.
     """
 
     case: Case
     work: Work
     seconds: float
     total_s: float
+    num_turns: int
     learner_busy_frac: float
     engine_busy_frac: float
+    prefill_over_new: float
     num_live: float
+    num_open: float
     straggler_wait_frac: float
     age_max: int
     lag_max: int
@@ -129,6 +135,19 @@ def work_of(groups: Iterable[Group]) -> Work:
         new_tokens=num_tokens - sampled,
         context_tokens=context,
     )
+
+
+def prefilled_tokens(groups: Iterable[Group]) -> int:
+    """Prompt tokens that engines computed for one batch: those of every turn that were not in the cache."""
+    prefilled = 0
+    for group in groups:
+        for trajectory in group.trajectories:
+            stood = 0
+            for turn in trajectory.turns:
+                stood += len(turn.context_ids)
+                prefilled += stood - turn.completion.cached_tokens
+                stood += len(turn.completion.ids)
+    return prefilled
 
 
 def total(works: Iterable[Work]) -> Work:

@@ -49,7 +49,7 @@ class _Turn:
 class ServiceEngine:
     """Implements `engines.protocol.Engine`. `run` must be running while turns are asked of it.
 
-    busy_s: seconds in which a turn decoded, a prompt was computed, or a publish held everything up.
+    busy_s: seconds in which a turn decoded, a prompt was computed, or a publish held everything up; to its last event.
     """
 
     pool: Pool = "current"
@@ -115,6 +115,11 @@ class ServiceEngine:
             self._advance()
             self._finish()
             self._admit()
+
+    def busy_until_now(self) -> float:
+        """`busy_s`, with the time since the last event."""
+        self._advance()
+        return self.busy_s
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(

@@ -1,12 +1,14 @@
 """One simulated training run: the real loop, ledger, permits, places, pool and episodes over service times.
 
 Real: everything in agentrl_jax/controller and agentrl_jax/engines/pool.py. Modelled (service_model.py): how long
-engines, learner, publishes and environments take. A turn is an event, a token is not.
+engines, learner, publishes and environments take. A turn is an event, a token is not. Time is virtual, and a case's
+seed decides everything, the order of tasks too: the same case gives the same outcome.
 
 `split`: engines run on some GPUs, the learner on the others. `colocated`: both on all of them, which only
 max_staleness 0 allows, where nothing is sampled while a step is taken.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,7 +21,7 @@ from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup
 from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import RunOneGroup, StepOutcome, StepRecord
-from agentrl_jax.controller.sessions import SessionFactory, WithoutQueue
+from agentrl_jax.controller.sessions import WithoutQueue
 from agentrl_jax.controller.slots import GroupSlots
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
@@ -31,7 +33,8 @@ from agentrl_jax.testing.envs import ScriptedFamily
 from agentrl_jax.testing.latency import StepLatency
 from agentrl_jax.testing.virtual import run_virtual
 from agentrl_jax.types import EpisodeEnd, Group, Ids, Task, as_ids
-from benchmarks.service_cases import Case, Outcome, Work, total, work_of
+from benchmarks.seeded_schedule import seeded_schedule
+from benchmarks.service_cases import Case, Outcome, Work, prefilled_tokens, total, work_of
 from benchmarks.service_engine import ServiceEngine
 from benchmarks.service_model import ServiceModel, Tail
 
@@ -39,20 +42,20 @@ _ENV = "webshop"
 _CONTEXT = as_ids(np.ones(8192, np.int32))
 _NUM_TASKS = 1 << 15
 _NO_DEADLINE_S = 1e6
-_CROWDING = 2
-"""Episodes that have a place, over those that the engines' caches hold: most wait for their environments, and places
-of a group stay taken until its slowest episode ends. With many more, they take each other's prefixes out of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """ended_s, and the busy seconds so far; the rest is of this step alone."""
+    """ended_s, and the busy seconds so far; num_live, num_open: groups and episodes under way at its end; the rest is
+    of this step alone."""
 
     ended_s: float
     learner_busy_s: float
     engine_busy_s: float
     work: Work
+    prefilled_tokens: int
     num_live: int
+    num_open: int
     straggler_wait_s: float
     age_max: int
     lag_max: int
@@ -89,13 +92,15 @@ _SAID = Action(content="")
 class _Session(WithoutQueue):
     """Implements `controller.sessions.Session`: as many turns as its task and instance take, each after its time."""
 
-    def __init__(self, task: Task, instance: int, model: ServiceModel, latency: StepLatency) -> None:
-        self._task, self._instance, self._model, self._latency = task, instance, model, latency
+    def __init__(self, task: Task, instance: int, sessions: "_Sessions") -> None:
+        self._task, self._instance, self._sessions = task, instance, sessions
+        self._model, self._latency = sessions.model, sessions.latency
         self._seed = derive_seed("episode", task.key, instance)
-        self._num_turns = model.episode.num_turns(self._seed)
+        self._num_turns = self._model.episode.num_turns(self._seed)
         self._num_done = 0
 
     async def start(self) -> tuple[Message, ...]:
+        self._sessions.num_open += 1
         await self._take_time()
         return (Message(role="user", content=str(self._model.episode.prompt_tokens)),)
 
@@ -110,27 +115,31 @@ class _Session(WithoutQueue):
         )
 
     async def close(self) -> None:
+        self._sessions.num_open -= 1
         await trio.lowlevel.checkpoint()
 
     async def _take_time(self) -> None:
         await trio.sleep(self._latency.seconds(self._task, self._instance, self._num_done))
 
 
-def _sessions(model: ServiceModel, tail: Tail) -> SessionFactory:
-    episode = model.episode
-    latency = StepLatency(
-        median_s=tail.latency_median_s,
-        sigma=tail.sigma,
-        least_s=min(episode.least_latency_s, tail.latency_median_s),
-        most_s=episode.most_latency_s,
-    )
-    counts: dict[int, int] = {}
+class _Sessions:
+    """Implements `controller.sessions.SessionFactory`. num_open: episodes that have begun and not ended."""
 
-    def make(task: Task) -> _Session:
-        instance = counts[task.index] = counts.get(task.index, -1) + 1
-        return _Session(task, instance, model, latency)
+    def __init__(self, model: ServiceModel, tail: Tail) -> None:
+        self.model = model
+        self.latency = StepLatency(
+            median_s=tail.latency_median_s,
+            sigma=tail.sigma,
+            least_s=min(model.episode.least_latency_s, tail.latency_median_s),
+            most_s=model.episode.most_latency_s,
+        )
+        self.num_open = 0
+        self._instances: Counter[int] = Counter()
 
-    return make
+    def __call__(self, task: Task) -> _Session:
+        instance = self._instances[task.index]
+        self._instances[task.index] += 1
+        return _Session(task, instance, self)
 
 
 class World:
@@ -138,6 +147,7 @@ class World:
 
     def __init__(self, case: Case, model: ServiceModel, tail: Tail) -> None:
         self.case, self.model, self.tail = case, model, tail
+        self.sessions = _Sessions(model, tail)
         self.engines = [ServiceEngine(f"engine-{number}", model, tail.sigma) for number in range(case.num_engines)]
         self.pool = EnginePool(self.engines, [], PoolConfig(lagging_prob=0.0), case.seed)
         self.num_groups = case.num_groups or model.num_groups(case.num_gpus)
@@ -165,9 +175,11 @@ class World:
             _Step(
                 ended_s=trio.current_time(),
                 learner_busy_s=self.learner_busy_s,
-                engine_busy_s=fmean(engine.busy_s for engine in self.engines),
+                engine_busy_s=fmean(engine.busy_until_now() for engine in self.engines),
                 work=work_of(record.groups),
+                prefilled_tokens=prefilled_tokens(record.groups),
                 num_live=record.ledger.num_live,
+                num_open=self.sessions.num_open,
                 straggler_wait_s=sum(record.timings.straggler_wait_s.values()),
                 age_max=max(record.ages),
                 lag_max=record.version - min(map(_oldest_version, record.groups)),
@@ -201,13 +213,13 @@ class World:
             nursery.cancel_scope.cancel()
 
     def _num_places(self) -> int:
-        episodes = self.case.num_engines * self.model.sessions_per_engine * _CROWDING
-        return max(1, self.case.num_places or episodes // self.model.batch.group_size)
+        episodes = self.case.num_engines * self.model.sessions_per_engine * self.case.crowding
+        return max(1, int(episodes / self.model.batch.group_size))
 
     def _group_runner(self, slots: GroupSlots) -> RunOneGroup:
         episode = self.model.episode
         setup = EpisodeSetup(
-            sessions=_sessions(self.model, self.tail),
+            sessions=self.sessions,
             tools=(),
             renderer=_Renderer(),
             choose_engine=self.pool,
@@ -244,7 +256,11 @@ class World:
             total_s=last.ended_s,
             learner_busy_frac=learner_s / seconds,
             engine_busy_frac=engine_s / seconds,
+            prefill_over_new=sum(step.prefilled_tokens for step in measured)
+            / sum(step.work.new_tokens for step in measured),
+            num_turns=sum(engine.num_turns for engine in self.engines),
             num_live=fmean(step.num_live for step in measured),
+            num_open=fmean(step.num_open for step in measured),
             straggler_wait_frac=sum(step.straggler_wait_s for step in measured) / seconds,
             age_max=max(step.age_max for step in self.steps),
             lag_max=max(step.lag_max for step in self.steps),
@@ -260,7 +276,8 @@ def simulate(case: Case, model: ServiceModel, tail: Tail) -> Outcome:
         worlds.append(World(case, model, tail))
         await worlds[0].run()
 
-    run_virtual(run)
+    with seeded_schedule(case.seed):
+        run_virtual(run)
     outcome = worlds[0].outcome()
     oldest = max(outcome.age_max, outcome.lag_max)
     if oldest > case.max_staleness:
