@@ -4,7 +4,8 @@
 
 Arms: `full`; `no-cross-policy` (no lagging policy); `no-task-normalisation`; `synchronous` (max_staleness 0);
 `specialist-ENV` (trained on one environment alone, for as many steps, each as large). All arms of a seed begin with the
-same warm policy, made by copying and demonstrations, take as many steps, and are evaluated on the same held-out tasks.
+same warm policy, made by copying and demonstrations, take as many steps on as many groups each, and are evaluated on
+the same held-out tasks.
 At the end two policies (two specialists, or a trained policy and the warm one) are evaluated alone and mixed by turns
 (cross-policy sampling) and by episodes: pass@k by k.
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from agentrl_jax.errors import ConfigError
 from benchmarks.figures import json_lines, table
-from benchmarks.learning_cells import ARMS, SPECIALIST, Cells, Launch, Settings, launch
+from benchmarks.learning_cells import ARMS, SPECIALIST, Cells, Launch, Settings, batch_flags, launch
 from benchmarks.learning_figures import NAME, learning_figures
 from launch.command import parse, refuse
 
@@ -35,10 +36,7 @@ _TINY_POLICY = (
     "--warm-up.steps=6",
     "--warm-up.batch-size=8",
 )
-_TINY_STEPS = (
-    "--rollout.group-size=2",
-    "--rollout.min-groups-per-batch=2",
-)
+_TINY_STEPS = ("--rollout.group-size=2", *batch_flags(2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

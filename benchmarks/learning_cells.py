@@ -33,6 +33,12 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 SPECIALIST = "specialist-"
 _STDERR = 2
 
+
+def batch_flags(num_groups: int) -> tuple[str, ...]:
+    """Batches of exactly so many groups: without an upper limit those of asynchronous arms would be the larger ones."""
+    return (f"--rollout.min-groups-per-batch={num_groups}", f"--rollout.max-groups-per-batch={num_groups}")
+
+
 Launch = Callable[[Sequence[str]], None]
 """Run `python -m` with these arguments to its end. Raises RuntimeError if it fails."""
 
@@ -48,7 +54,7 @@ class Settings:
     num_tasks: int = 64
     samples: int = 4
     mixture_samples: int = 16
-    flags: tuple[str, ...] = ("--rollout.min-groups-per-batch=20",)
+    flags: tuple[str, ...] = batch_flags(20)
     warm_flags: tuple[str, ...] = ()
 
 
@@ -74,6 +80,7 @@ class Cells:
         self._path = folder / "cells.jsonl"
         self.finished: dict[str, dict[str, Any]] = {}
         if self._path.is_file():
+            _cut_torn_line(self._path)
             self.finished = {record["cell"]: record for record in read_records(self._path)}
 
     def arm(self, arm: str, seed: int) -> None:
@@ -149,6 +156,12 @@ class Cells:
             file.flush()
             os.fsync(file.fileno())
         self.finished[name] = json.loads(to_json(record))
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Whoever is killed while writing leaves half a line, which the next one must not be written behind."""
+    with path.open("r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _counts(found: Mapping[str, Any]) -> dict[str, int]:

@@ -1,15 +1,16 @@
 """What the finished cells of benchmarks.learning say: success by arm and task, gains, curves, pass@k. Pure functions.
 
 A seed is one observation: all arms of a seed begin with the same warm policy and are compared within it. Intervals are
-95 %, by Student's t over seeds, so that two seeds say next to nothing, and say that.
+95 %, by Student's t over seeds, so that two seeds say next to nothing, and say that. Seeds may agree by chance, or
+because all episodes ended alike: no interval is narrower than that of the episodes (Wilson's, Newcombe's).
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
-from statistics import fmean
 from typing import Any
 
+from agentrl_jax.algo.intervals import difference_interval, proportion_interval
 from agentrl_jax.algo.passk import difference_of_means
 from benchmarks.figures import Figure, summarise
 
@@ -50,7 +51,8 @@ def _success(arms: Sequence[Cell]) -> Iterator[Figure]:
         for env in next(iter(by_seed.values()))["success"]:
             rates = [rate(cell, env) for cell in by_seed.values()]
             yield _figure(f"{arm} {env}", "success", rates)
-            mean, (low, high) = difference_of_means(rates, [0.0] * len(rates))
+            mean, of_seeds = difference_of_means(rates, [0.0] * len(rates))
+            low, high = _hull(of_seeds, proportion_interval(*_pooled(by_seed.values(), env)))
             yield from _interval(f"{arm} {env}", "success", mean, max(low, 0.0), high)
         seconds = [cell["seconds"] for cell in by_seed.values()]
         yield _figure(f"{arm}", "seconds", seconds, "s")
@@ -66,18 +68,30 @@ def _gains(arms: Sequence[Cell]) -> Iterator[Figure]:
             mine = [rate(by_seed[seed], env) for seed in seeds]
             full = [rate(by_arm[BASE][seed], env) for seed in seeds]
             yield _figure(f"{arm} over {BASE} {env}", "gain", [a - b for a, b in zip(mine, full, strict=True)])
-            mean, (low, high) = difference_of_means(mine, full)
+            mean, of_seeds = difference_of_means(mine, full)
+            both = [_pooled([found[seed] for seed in seeds], env) for found in (by_seed, by_arm[BASE])]
+            low, high = _hull(of_seeds, difference_interval(*both[0], *both[1]))
             yield from _interval(f"{arm} over {BASE} {env}", "gain", mean, low, high)
 
 
 def _curves(arms: Sequence[Cell]) -> Iterator[Figure]:
     for arm, by_seed in _by_arm(arms).items():
-        points: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for seed, cell in by_seed.items():
+        points: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for cell in by_seed.values():
             for point in cell["curve"]:
-                points[point["step"]][seed].append(point["success"])
-        for step, found in sorted(points.items()):
-            yield _figure(f"{arm} step={step}", "success", [fmean(rates) for rates in found.values()])
+                points[point["env"], point["step"]].append(point["success"])
+        for (env, step), rates in sorted(points.items()):
+            yield _figure(f"{arm} {env} step={step}", "success", rates)
+
+
+def _pooled(cells: Iterable[Cell], env: str) -> tuple[int, int]:
+    """Successes and valid episodes of all of them."""
+    found = [cell["success"][env] for cell in cells]
+    return sum(one["num_successes"] for one in found), sum(one["num_valid"] for one in found)
+
+
+def _hull(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def _interval(case: str, metric: str, mean: float, low: float, high: float) -> Iterator[Figure]:

@@ -88,7 +88,7 @@ def _learning(left: Axes, right: Axes, kept: Kept) -> None:
     arms = list(dict.fromkeys(f.case.partition(" step=")[0] for f in kept.figures if " step=" in f.case))
     for arm in arms:
         _line(left, numbered(kept, re.escape(arm) + r" step=(\d+)", "success"), arm, "o-")
-    left.set(xlabel="step", ylabel="mean success", ylim=(-0.02, 1.02), title="learning curves")
+    left.set(xlabel="step", ylabel="success", ylim=(-0.02, 1.02), title="learning curves")
     mixtures = list(dict.fromkeys(f.case.partition(" k=")[0] for f in kept.figures if " k=" in f.case))
     for mixture in mixtures:
         _line(right, numbered(kept, re.escape(mixture) + r" k=(\d+)", "pass_at_k"), mixture, "o-")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def read_results(folder: Path = FOLDER) -> dict[str, Kept]:
         records = [_record(path, number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line]
         if not records:
             raise ConfigError(f"{path} is empty: run python -m benchmarks.{path.stem} --json > {path}")
-        figures = [Figure(**{name: record[name] for name in _NAMES}) for record in records]
+        figures = [Figure(**{name: _value(record[name]) for name in _NAMES}) for record in records]
         if len({(figure.case, figure.metric) for figure in figures}) < len(figures):
             raise ConfigError(f"{path} holds a figure twice: keep those of one run")
         found[path.stem] = Kept(
@@ -54,6 +55,11 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, TypeError):
         pass
     raise ConfigError(f"{path}, line {number}: expected a figure of {path.stem} as --json prints it, got {line[:80]}")
+
+
+def _value(value: Any) -> Any:
+    """JSON has null for what is not a number."""
+    return nan if value is None else value
 
 
 def _only(records: Iterable[Mapping[str, Any]], name: str) -> str:

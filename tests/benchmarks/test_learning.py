@@ -105,6 +105,26 @@ def test_finished_cells_are_not_run_again_and_one_cut_short_goes_on(tmp_path: Pa
     assert [call[0] for call in again.calls] == ["launch.train", "launch.evaluate", "launch.evaluate"]
 
 
+def test_all_arms_learn_from_batches_of_one_size(tmp_path: Path) -> None:
+    run = FakeLaunch({})
+    run_all(Cells(tmp_path, Settings(), run), ["full", "synchronous"], [0])
+    for call in run.calls[1:3:2]:
+        assert {"--rollout.min-groups-per-batch=20", "--rollout.max-groups-per-batch=20"} <= set(call)
+
+
+def test_half_a_line_of_a_killed_experiment_is_forgotten(tmp_path: Path) -> None:
+    run_all(Cells(tmp_path, SETTINGS, FakeLaunch({})), ["full"], [0])
+    with (tmp_path / "cells.jsonl").open("a") as file:
+        file.write('{"cell":"synchronous-0","sec')
+    run_all(Cells(tmp_path, SETTINGS, FakeLaunch({})), ["full", "synchronous"], [0])
+    assert list(Cells(tmp_path, SETTINGS, FakeLaunch({})).finished) == [
+        "policy-0",
+        "full-0",
+        "mixtures",
+        "synchronous-0",
+    ]
+
+
 def test_another_experiments_folder_is_refused(tmp_path: Path) -> None:
     Cells(tmp_path, SETTINGS, FakeLaunch({}))
     with pytest.raises(ConfigError, match="holds an experiment with other settings"):
@@ -122,9 +142,23 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert value(found, "no-cross-policy over full kg", "gain_mean") == pytest.approx(-0.2)
     assert value(found, "no-cross-policy over full kg", "gain_low") == -1.0
     assert value(found, "no-cross-policy over full kg", "gain_high") == 1.0
-    assert value(found, "full step=0", "success") == pytest.approx(0.1)  # sampled, not greedy
-    assert value(found, "full step=4", "success") == pytest.approx(0.7)
+    assert value(found, "full kg step=0", "success") == pytest.approx(0.1)  # sampled, not greedy
+    assert value(found, "full kg step=4", "success") == pytest.approx(0.7)
     assert value(found, "policy kg k=2", "pass_at_k") == 0.75
+
+
+def test_seeds_that_agree_are_no_certainty() -> None:
+    def cell(arm: str, seed: int, solved: int) -> dict[str, Any]:
+        success = {"kg": {"num_valid": 10, "num_successes": solved}}
+        return {"cell": f"{arm}-{seed}", "arm": arm, "seed": seed, "success": success, "curve": [], "seconds": 1.0}
+
+    cells = [cell("full", seed, 10) for seed in (0, 1)] + [cell("synchronous", seed, 9) for seed in (0, 1)]
+    found = list(learning_figures(cells))
+    assert value(found, "full kg", "success_low") == pytest.approx(0.8389, abs=1e-4)  # Wilson's, of 20 of 20
+    assert value(found, "full kg", "success_high") == 1.0
+    # Newcombe's, of 18 and 20 of 20: the seeds alone would say −0.1 and −0.1
+    assert value(found, "synchronous over full kg", "gain_low") == pytest.approx(-0.3010, abs=1e-4)
+    assert value(found, "synchronous over full kg", "gain_high") == pytest.approx(0.0765, abs=1e-4)
 
 
 def test_contradicting_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +172,7 @@ def test_contradicting_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_tiny_experiment_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", f"--out={tmp_path}"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"benchmark"')]
-    assert {line["case"] for line in lines} >= {"full kg", "full step=1"}
+    assert {line["case"] for line in lines} >= {"full kg", "full kg step=1"}
     assert any(line["metric"] == "pass_at_k" for line in lines)
 
     def never(arguments: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl_jax.errors import ConfigError
-from benchmarks.figures import Figure, summarise
+from benchmarks.figures import Figure, json_lines, summarise
 from benchmarks.report import REPOSITORY, fill, full_table, readme_table, shown, stale_files
 from benchmarks.report_plots import draw_plots, numbered
 from benchmarks.report_results import Kept, read_results
@@ -109,6 +109,11 @@ def test_figures_are_read_back_as_they_were_printed(tmp_path: Path) -> None:
     assert results["engine"].find("tiny", "ratio") == found
     assert results["engine"].find("tiny", "c") is None
     assert results["engine"].commit == "abc, abd"
+
+
+def test_what_is_no_number_is_read_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "engine.jsonl").write_text("\n".join(json_lines([figure(float("nan"))])))
+    assert "| `tiny` | `ratio` | — |" in full_table("engine", read_results(tmp_path))
 
 
 def test_every_row_names_a_benchmark_and_no_figure_twice() -> None:
