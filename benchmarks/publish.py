@@ -66,7 +66,7 @@ MODEL = ModelConfig(
 )
 RECIPE = "Qwen2.5-14B-Instruct"
 STEP_TOKENS, STEP_LENGTH, STEP_FLOPS_PER_S = 2_000_000, 8192, 16 * 989e12 * 0.4
-TURNS, TURN_TOKENS = 8, 64
+TURNS, TURN_TOKENS, TOKEN_S = 8, 64, 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def measure_reader(model: ModelConfig, repeats: int) -> Iterator[Figure]:
 
 @asynccontextmanager
 async def _reading_server(model: ModelConfig) -> AsyncIterator[str]:
-    engine = FakeEngine(token_latency=constant_latency(0.002))
+    engine = FakeEngine(token_latency=constant_latency(TOKEN_S))
     served = ServerModel(
         path="",
         vocab_size=model.vocab_size,
@@ -219,7 +219,7 @@ async def _publish(
                 async with trio.open_nursery() as nursery:
                     for seed in range(TURNS):
                         nursery.start_soon(_turn, engine, seed, times)
-                    await trio.sleep(0.05)
+                    await trio.sleep(TURN_TOKENS * TOKEN_S / 3)  # real time: the turns are in their middle by then
                     cpu_begun = time.process_time()
                     await engine.publish(export, version)
                     cpu_s = time.process_time() - cpu_begun
