@@ -1,5 +1,7 @@
 """AGG and ADV rows on the learner's side: how a batch is cut, the schedule, and devices that share rows."""
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -56,6 +58,18 @@ def test_agg_06_the_gradient_norm_of_a_step_does_not_depend_on_its_micro_batches
     np.testing.assert_allclose(norms, norms[0], rtol=1e-5)
     for learner in learners[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), learner.params, learners[0].params)
+
+
+def test_agg_11_a_step_keeps_nothing_of_its_micro_batches_but_their_scores() -> None:
+    learner, held = make_learner(), {}
+    for rows in (8, 1):
+        batch = of_lengths(*[9] * 8, rows=rows)
+        for _ in range(2):
+            learner.step(batch)
+        gc.collect()
+        held[len(batch.micro_batches)] = sum(array.nbytes for array in jax.live_arrays())
+        assert sum(scores.logprobs.nbytes for scores in learner.scores) == 8 * 10 * 4
+    assert held[8] == held[1]
 
 
 def test_adv_11_a_batch_without_trainable_tokens_is_a_skipped_step_that_changes_nothing() -> None:

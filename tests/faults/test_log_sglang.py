@@ -1,4 +1,4 @@
-"""LOG and GRP rows that the client of SGLang servers decides, in episodes: what is asked for, and what an answer is."""
+"""LOG, GRP and TOK rows that servers and their client decide: what is asked for, and what an answer is."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, run_episode, single_engine
 from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.engines.http import open_http_client
 from agentrl_jax.engines.http_server import Answer, HttpRequest, json_answer
 from agentrl_jax.engines.protocol import Engine
 from agentrl_jax.testing.engine import FakeEngine
@@ -108,6 +109,23 @@ async def test_log_07_a_servers_missing_number_masks_its_token_and_no_other(auto
         assert turn.completion.ids.tolist() == [5, 6, 0]
         assert turn.completion.loss_mask.tolist() == [True, False, True]
         assert turn.completion.logprobs[1] == 0.0
+
+
+async def test_tok_24_a_stream_has_the_ids_of_the_whole_answer(nursery: trio.Nursery) -> None:
+    """Control tokens included, which text would not show."""
+    said = [5, 11, 6, 14, 7]
+    host = Host(nursery)
+    host.serve(FakeEngine(script=lambda prompt, sampling: said), SERVED)
+    sampling = {"max_new_tokens": 9, "sampling_seed": 1, "stop_token_ids": [0]}
+    asked = {"input_ids": [3, 4], "return_logprob": True, "sampling_params": sampling}
+    async with open_http_client("http://e", connect=host.connect) as client:
+        whole = json.loads((await client.post("/generate", asked, is_idempotent=True)).body)
+        streamed = (await client.post("/generate", asked | {"stream": True}, is_idempotent=True)).body
+    *events, end = [part.removeprefix(b"data: ") for part in streamed.split(b"\n\n") if part]
+    assert end == b"[DONE]"
+    grown = [json.loads(event)["output_ids"] for event in events]
+    assert grown == [[*said, 0][: len(ids)] for ids in grown]
+    assert grown[-1] == whole["output_ids"] == [*said, 0]
 
 
 class CutStream(trio.abc.Stream):

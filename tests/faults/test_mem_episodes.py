@@ -4,16 +4,20 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
 import trio
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, run_episode, single_engine
+from agentrl_jax.controller.process_sessions import open_process_sessions
 from agentrl_jax.controller.sessions import thread_sessions
 from agentrl_jax.controller.statistics import SessionCounts
+from agentrl_jax.env import Action, FamilyOptions
 from agentrl_jax.runlog import RunLog
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.testing.envs import EnvScript, ScriptedFamily
 from agentrl_jax.testing.renderer import FakeRenderer
 from benchmarks.controller_cases import slope
+from launch.config import environments
 
 
 def test_mem_02_resident_memory_does_not_grow_with_episodes() -> None:
@@ -68,3 +72,28 @@ def test_mem_06_logged_episodes_leave_one_file(tmp_path: Path) -> None:
     with RunLog(tmp_path / "run") as log:
         trio.run(play, 64, log)
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {"batches", "metrics.jsonl", "episodes.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["kg", "knowledgegraph", "alfworld", "webshop", "dbbench"])
+def test_mem_06_sessions_in_processes_leave_no_temporary_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that were closed, nor those that were killed in the middle."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    registry, options = environments(), FamilyOptions()
+    family = registry.make(name, options)
+
+    async def play_in_processes() -> None:
+        async with open_process_sessions(registry.source(name, options)) as sessions:
+            for index in range(4):
+                session = sessions(family.task("train", index))
+                await session.start()
+                with trio.CancelScope() as scope:
+                    if index % 2:
+                        scope.cancel()
+                    await session.interact(Action(content="Hm."))
+                await session.close()
+
+    trio.run(play_in_processes)
+    assert list(tmp_path.rglob("*")) == []
