@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from docker.api import APIClient
 
+from envs.sandbox.docker_engine import engine_errors
+
 _HEADER = struct.Struct(">xxxxL")
 _MAX_SEND_S = 10.0
 
@@ -48,7 +50,8 @@ class DockerStream:
             self._buffer += data
 
     def exit_code(self) -> int | None:
-        code = self._api.exec_inspect(self._execution)["ExitCode"]
+        with engine_errors(is_inside=True):
+            code = self._api.exec_inspect(self._execution)["ExitCode"]
         return None if code is None else int(code)
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ _MAX_FDS = 8
 
 
 def send(end: socket.socket, value: Any, fds: tuple[int, ...] = ()) -> None:
-    """Raises OSError once the other side is gone."""
+    """Raises OSError once the other side is gone. What is short goes out in one piece: two processes may send over one
+    socket."""
     payload = json.dumps(value).encode()
-    header = _HEADER.pack(len(payload))
+    frame = _HEADER.pack(len(payload)) + payload
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    end.sendmsg([header], rights)
-    end.sendall(payload)
+    end.sendall(frame[end.sendmsg([frame], rights) :])
 
 
 def receive(end: socket.socket) -> tuple[Any, tuple[int, ...]] | None:

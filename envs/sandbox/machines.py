@@ -9,6 +9,7 @@ has a part in that.
 
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,8 @@ _NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_N
 _MODE_FILTER = 0o022
 # What is looked through before scripts grade must not be endless.
 _NUM_FILES = 1 << 17
+# How long something takes that is brought in before it is looked at whether it was stopped.
+_STOPPED_STEP_MS = 100
 _FULL = "the machine has as many processes as it may"
 # Of /dev/shm.
 _SHARED_BYTES = 1 << 26
@@ -314,14 +317,29 @@ def _enter(ground: Ground, machine: Machine, run: Any) -> int:
                 frames.send(theirs, pid)
     theirs.close()
     os.waitpid(usher, 0)
+    pid, problem = 0, ""
     with ours:
-        received = frames.receive(ours)
-        if received is None:
-            raise MachineError("the machine is gone")
-        pid = received[0]
-        if isinstance(pid, int):
-            received = frames.receive(ours)
-            if received is None:
-                return pid
+        # Two may speak: the usher, which has done so, and the child, be it before or after.
+        while (received := _heard(ours, pid)) is not None:
+            if isinstance(received[0], int):
+                pid = received[0]
+            else:
+                problem = received[0]
+    if pid and not problem:
+        return pid
+    if pid:
+        os.waitpid(pid, 0)
+    raise MachineFull(_FULL) if problem == _FULL else MachineError(problem or "the machine is gone")
+
+
+def _heard(end: socket.socket, pid: int) -> tuple[Any, tuple[int, ...]] | None:
+    """See `frames.receive`. Raises MachineError if the child `pid` is stopped meanwhile: what runs in the machine can
+    do that while the child is no other program yet, and the keeper, with all other machines, would wait for ever."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    while not poll.poll(_STOPPED_STEP_MS):
+        if pid and os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    raise MachineFull(_FULL) if received[0] == _FULL else MachineError(received[0])
+            raise MachineError("the machine stops what is brought into it")
+    return frames.receive(end)

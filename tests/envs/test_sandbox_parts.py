@@ -363,6 +363,13 @@ def test_values_arrive_as_they_were_sent(value):
         assert frames.receive(other) == (value, ())
 
 
+def test_a_short_value_goes_out_in_one_piece_as_two_may_speak_at_once():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        frames.send(one, "words")
+        assert other.recv(100).endswith(b'"words"')
+
+
 def test_descriptors_come_with_values_and_do_not_pass_to_programs():
     one, other = socket.socketpair()
     read, write = os.pipe()

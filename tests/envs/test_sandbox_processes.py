@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import machines
+from envs.sandbox import frames, machines
 from envs.sandbox.machines import Machine, MachineError
 from envs.sandbox.protocol import Limits
 from envs.sandbox.shell import OUT_OF_TIME, Shell
@@ -120,6 +121,33 @@ def test_a_machine_is_frozen_only_if_what_stops_it_was_not_stopped_itself(monkey
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(machine.first)
+
+
+def test_what_is_stopped_on_its_way_into_a_machine_is_not_waited_for():
+    ours, theirs = socket.socketpair()
+    pid = spawned("kill -STOP $$")
+    with ours, theirs:
+        with pytest.raises(MachineError, match="stops what is brought into it"):
+            machines._heard(ours, pid)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def test_what_is_slow_on_its_way_into_a_machine_is_waited_for(monkeypatch):
+    ours, theirs = socket.socketpair()
+    look = os.waitid
+
+    def waitid(*arguments):
+        frames.send(theirs, "late")
+        return look(*arguments)
+
+    monkeypatch.setattr(machines, "_STOPPED_STEP_MS", 0)
+    monkeypatch.setattr(machines.os, "waitid", waitid)
+    pid = spawned("sleep 100")
+    with ours, theirs:
+        assert machines._heard(ours, pid) == ("late", ())
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
 def test_what_a_keeper_forks_cannot_be_looked_into():

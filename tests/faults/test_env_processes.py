@@ -75,9 +75,9 @@ def end_of_a_controller(how: signal.Signals, tmp_path: Path) -> tuple[int, str]:
         controller.send_signal(how)
         try:
             _, errors = controller.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as late:
             controller.kill()
-            raise
+            pytest.fail(f"the controller did not end, and said: {late.stderr!r}")
     assert len(pids) == 3
     for end in ends:
         readable, _, _ = select.select([end], [], [], 5.0)

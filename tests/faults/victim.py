@@ -4,6 +4,7 @@ Arguments: the FIFO to which the env announces the three process ids.
 """
 
 import faulthandler
+import signal
 import sys
 
 import trio
@@ -30,5 +31,7 @@ async def main(fifo: str) -> None:
 
 
 if __name__ == "__main__":
+    # A shell without job control lets what it starts in the background ignore interrupts, and so all below that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.dump_traceback_later(100)  # who waits for its end wants to know where it hangs
     trio.run(main, sys.argv[1])
