@@ -25,7 +25,7 @@ from benchmarks.learning_cells import ARMS, SPECIALIST, Cells, Launch, Settings,
 from benchmarks.learning_figures import NAME, learning_figures
 from launch.command import parse, refuse
 
-_TINY_POLICY = (
+TINY_POLICY = (
     "--network.width=32",
     "--network.num-layers=1",
     "--network.num-heads=2",
@@ -36,6 +36,8 @@ _TINY_POLICY = (
     "--warm-up.steps=6",
     "--warm-up.batch-size=8",
 )
+"""Of a policy that is made in seconds, and too small to learn."""
+
 _TINY_STEPS = ("--rollout.group-size=2", *batch_flags(2))
 
 
@@ -72,7 +74,7 @@ class Options:
                 samples=1,
                 mixture_samples=2,
                 flags=_TINY_STEPS,
-                warm_flags=_TINY_POLICY,
+                warm_flags=TINY_POLICY,
             )
         return Settings(max_steps=150, eval_every=25, num_tasks=128) if self.full else Settings()
 

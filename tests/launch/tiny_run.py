@@ -2,17 +2,8 @@
 
 from pathlib import Path
 
-FROM_NOTHING = (
-    "--network.width=32",
-    "--network.num-layers=1",
-    "--network.num-heads=2",
-    "--network.num-kv-heads=1",
-    "--network.mlp-width=64",
-    "--warm-up.demonstrations=64",
-    "--warm-up.copy-steps=2",
-    "--warm-up.steps=6",
-    "--warm-up.batch-size=8",
-)
+from benchmarks.learning import TINY_POLICY
+
 LOOP = (
     "--rollout.group-size=2",
     "--rollout.min-groups-per-batch=2",
@@ -24,7 +15,7 @@ LOOP = (
 
 def tiny(run_dir: Path, *flags: str) -> list[str]:
     """A run from nothing."""
-    return [*FROM_NOTHING, *LOOP, f"--run-dir={run_dir}", *flags]
+    return [*TINY_POLICY, *LOOP, f"--run-dir={run_dir}", *flags]
 
 
 def tiny_from(model: Path, run_dir: Path, *flags: str) -> list[str]:
