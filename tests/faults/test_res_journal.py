@@ -61,14 +61,14 @@ def test_res_04_a_resume_amid_the_second_epoch_keeps_its_order(kill_after_s: int
 
 def test_res_09_buffered_groups_are_trained_by_the_resumed_run(tmp_path: Path) -> None:
     config = RolloutConfig(group_size=2, min_groups_per_batch=2, max_groups_per_batch=2, max_staleness=1)
-    world = World(tmp_path, config, seed=3, save_every=1, tasks_per_env=4)
+    world = World(tmp_path, config, seed=3, save_every=1, tasks_per_env=40)  # none comes twice in so few steps
     live(world, 1)
     assert len(world.plans[0].adopted) == 0
     keys = trained_keys(world, 12)
-    assert Counter(world.plans[1].reasons).total() + len(world.plans[1].adopted) > 0
+    assert len(world.plans[1].adopted) > 0
+    assert len(set(keys)) == len(keys) == 2 * 12
     drawn = world.simulation(0).sampler()
-    first_epoch = Counter(drawn.draw().key for _ in range(8))
-    assert all(Counter(keys)[key] >= count for key, count in first_epoch.items())
+    assert {drawn.draw().key for _ in range(len(keys) - config.num_permits)} <= set(keys)
 
 
 def test_res_10_a_kill_with_twenty_in_flight_loses_no_prompt(tmp_path: Path) -> None:

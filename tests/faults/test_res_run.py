@@ -1,4 +1,4 @@
-"""RES, MET and TOK rows that a whole run decides: what it leaves behind when it never came to save in between."""
+"""RES, CFG, MET and TOK rows that a whole run decides, by what it leaves behind."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda *parts, **_: said.append(" ".join(map(str, parts))))
-        flags = ("--save-every=1000", "--eval-every=1", "--engine-devices=1", f"--max-steps={NUM_STEPS}")
+        flags = ("--limit=3", "--save-every=1000", "--eval-every=1", "--engine-devices=1", f"--max-steps={NUM_STEPS}")
         assert main(tiny(folder, *flags)) == 0
     return folder, "\n".join(said)
 
@@ -34,6 +34,14 @@ def test_res_16_a_run_that_ends_before_its_first_save_says_so_and_saves(run: tup
     assert max(reader.steps()) == NUM_STEPS
     last = steps_of(folder)[-1]
     assert reader.loop_state(NUM_STEPS)["version"] == last["version"] + last["is_applied"]
+
+
+@pytest.mark.slow
+def test_cfg_06_a_run_trains_on_no_more_tasks_than_it_is_limited_to(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    played = [record["index"] for record in read_records(folder / "episodes.jsonl")]
+    assert len(played) > 3 * 2
+    assert set(played) <= {0, 1, 2}
 
 
 @pytest.mark.slow

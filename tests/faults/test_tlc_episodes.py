@@ -1,12 +1,14 @@
 """TLC rows in whole episodes: what became of bad calls, in training as in evaluation, and who is to blame."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 import trio
 
 from agentrl_jax.algo.metrics import task_metrics
+from agentrl_jax.controller.call_budget import NOT_EXECUTED
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, run_episode, single_engine
 from agentrl_jax.controller.sessions import thread_sessions
 from agentrl_jax.env import Action, Env, FamilyOptions, Message, StepResult
@@ -51,14 +53,16 @@ def spoken() -> Scripted:
     return Scripted((MALFORMED, HALLUCINATED, format_tool_call(answer_call(gold))))
 
 
-async def trained(policy: Scripted, make: Callable[[Task], Env] = KG.make) -> Trajectory:
+async def trained(
+    policy: Scripted, make: Callable[[Task], Env] = KG.make, config: EpisodeConfig = CONFIG
+) -> Trajectory:
     """An episode as in training."""
     setup = EpisodeSetup(
         sessions=thread_sessions(make, trio.CapacityLimiter(1)),
         tools=KG.tools,
         renderer=RENDERER,
         choose_engine=single_engine(policy.engine()),
-        config=CONFIG,
+        config=config,
         run_seed=0,
     )
     return await run_episode(TASK, 0, 0, setup=setup)
@@ -101,6 +105,21 @@ async def test_tlc_04_training_and_evaluation_give_bad_calls_one_verdict() -> No
     assert counted == [(turn.num_calls, len(turn.call_errors)) for turn in trajectory.turns]
     answers = [message.content for message in record.messages if message.role == "tool"]
     assert answers[1] == "error: unknown tool, use query or answer"
+
+
+@pytest.mark.parametrize(("limits", "executed"), [({}, 3), ({"max_calls_per_turn": 1}, 1), ({"max_calls": 2}, 2)])
+async def test_tlc_11_no_limit_of_calls_is_none_and_a_limit_is_kept(limits: dict[str, int], executed: int) -> None:
+    """A limit of 0 is refused (test_tlc_budget.py): it would be a task without tools."""
+    queries = "\n".join(format_tool_call(call("query", entity="Nobody", relation="boss")) for _ in range(3))
+    policy = Scripted((queries, "Hm.", "Hm.", "Hm.", "Hm.", "Hm."))
+    trajectory = await trained(policy, config=replace(CONFIG, **limits))  # type: ignore[arg-type]
+    assert trajectory.turns[0].num_calls == 3
+    if executed == limits.get("max_calls"):
+        assert (trajectory.end, len(trajectory.turns)) == (EpisodeEnd.MAX_TURNS, 1)
+        return
+    answered = RENDERER.tokenizer.decode(trajectory.turns[1].context_ids.tolist())
+    assert answered.count("<tool_response>") == 3
+    assert answered.count(NOT_EXECUTED) == 3 - executed
 
 
 class Dividing:
