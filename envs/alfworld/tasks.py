@@ -8,7 +8,6 @@ from typing import Protocol
 
 from agentrl_jax.env import Env, FamilyOptions, FamilyTraits, Message, Tool
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
 from envs.alfworld.calls import TOOLS
 from envs.alfworld.env import AlfworldEnv
@@ -18,6 +17,7 @@ from envs.alfworld.generated import GeneratedGames
 from envs.alfworld.instructions import Level, level_of
 from envs.alfworld.lists import LISTS, PACKS, Games, games_of, human_goals
 from envs.alfworld.words import APPLIANCES, LAMP
+from envs.numbered import numbered_task
 
 NAME = "alfworld"
 NUM_TASKS: dict[Split, int] = {"train": 20_000, "eval": 2_000}
@@ -123,10 +123,7 @@ class AlfworldFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {count - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def game(self, task: Task) -> Game:
         """The household and its goal. Raises EnvError for another family's task."""

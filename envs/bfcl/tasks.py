@@ -6,12 +6,12 @@ from random import Random
 
 from agentrl_jax.env import Action, Env, FamilyOptions, FamilyTraits, Message, Tool, ToolCall
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
 from envs.bfcl.entries import CATEGORIES, Entry, load_entries
 from envs.bfcl.env import MAX_STEPS, BfclEnv
 from envs.bfcl.package import Package, find_package
 from envs.bfcl.programs import Programs
+from envs.numbered import numbered_task
 
 NAME = "bfcl"
 DONE = "Done."
@@ -39,10 +39,7 @@ class BfclFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {count} {split} tasks, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def entry(self, task: Task) -> Entry:
         """Raises EnvError for another family's task."""

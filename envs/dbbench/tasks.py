@@ -9,7 +9,6 @@ from typing import Protocol
 
 from agentrl_jax.env import Env, FamilyOptions, FamilyTraits, Message, Tool
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
 from envs.dbbench.calls import TOOLS
 from envs.dbbench.database import Backend
@@ -19,6 +18,7 @@ from envs.dbbench.generated import GeneratedTables, Level, level_of
 from envs.dbbench.problems import Problem
 from envs.dbbench.published import FOLDER, PublishedTasks, find_tasks
 from envs.dbbench.wikitables import TRAIN_PACK, UNSEEN_PACK, WikiTables, find_pack
+from envs.numbered import numbered_task
 
 NAME = "dbbench"
 NUM_TASKS: dict[Split, int] = {"train": 20_000, "eval": 2_000}
@@ -139,10 +139,7 @@ class DbbenchFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {count - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def problem(self, task: Task) -> Problem:
         """The tables, what is asked, and what is right. Raises EnvError for another family's task."""

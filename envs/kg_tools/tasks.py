@@ -5,7 +5,6 @@ from random import Random
 
 from agentrl_jax.env import Env, FamilyOptions, FamilyTraits, Message, Tool
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
 from envs.kg_tools.calls import TOOLS
 from envs.kg_tools.env import KnowledgeGraphToolsEnv
@@ -13,6 +12,7 @@ from envs.kg_tools.expert import demonstrate
 from envs.kg_tools.generated import GeneratedSource
 from envs.kg_tools.problems import Problem, ProblemSource
 from envs.kg_tools.published import PublishedSource
+from envs.numbered import numbered_task
 
 NAME = "knowledgegraph"
 # AgentBench-FC's limit.
@@ -38,10 +38,7 @@ class KnowledgeGraphToolsFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {count - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def problem(self, task: Task) -> Problem:
         """The question with its graph. Raises EnvError for another family's task."""

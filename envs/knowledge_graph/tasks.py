@@ -5,7 +5,6 @@ from random import Random
 
 from agentrl_jax.env import Env, FamilyOptions, Message, Tool
 from agentrl_jax.errors import EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
 from envs.knowledge_graph.calls import TOOLS
 from envs.knowledge_graph.env import KnowledgeGraphEnv
@@ -13,6 +12,7 @@ from envs.knowledge_graph.expert import demonstrate
 from envs.knowledge_graph.freebase_questions import FreebaseSource
 from envs.knowledge_graph.generated import GeneratedSource
 from envs.knowledge_graph.questions import Problem, ProblemSource
+from envs.numbered import numbered_task
 
 NAME = "kg"
 MAX_TURNS = 6
@@ -35,9 +35,7 @@ class KnowledgeGraphFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        if not 0 <= index < NUM_TASKS[split]:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {NUM_TASKS[split] - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=NUM_TASKS[split])
 
     def problem(self, task: Task) -> Problem:
         """The hidden graph and the question with its answers. Raises EnvError for another family's task."""

@@ -7,8 +7,8 @@ from random import Random
 
 from agentrl_jax.env import FamilyOptions, FamilyTraits, Message, Tool
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
+from envs.numbered import numbered_task
 from envs.os_interaction import published
 from envs.os_interaction.calls import TOOLS
 from envs.os_interaction.chores import Chore, ChoreSource
@@ -79,10 +79,7 @@ class OsFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {count - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def chore(self, task: Task) -> Chore:
         """What is asked, and what is right. Raises EnvError for another family's task."""

@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from agentrl_jax.errors import ConfigError
 from envs.sandbox import base_root, frames
 from envs.sandbox.keeper_link import KeeperLink
 from envs.sandbox.protocol import HOME, MAX_ARGUMENT_BYTES, Limits, Ran, SandboxGone, SandboxLost, clean_environment
-from envs.sandbox.shell import ARGV, OUT_OF_TIME, TOO_MUCH, Shell
-from envs.sandbox.streams import Kept, PipeStream
+from envs.sandbox.shell import ARGV, Shell
+from envs.sandbox.streams import PipeStream, read_to_end
 
 _INSTALL = "tools/install_bubblewrap.sh, or install the package bubblewrap"
 logger = logging.getLogger(__name__)
@@ -104,21 +103,7 @@ class BubblewrapSandbox:
             raise SandboxGone("an argument is too long for a program")
         process, stream = self._start(argv, is_trusted=is_trusted, keeps_errors=keeps_errors)
         stream.end_input()
-        deadline = time.monotonic() + timeout_s
-        kept = Kept()
-        stopped = None
-        try:
-            while data := stream.read(deadline):
-                kept.add(data)
-                if kept.is_flood:
-                    break
-            if data is None or kept.is_flood:
-                stopped = TOO_MUCH if kept.is_flood else OUT_OF_TIME
-                self._signal(process, is_kill=True)
-            code = None if stopped else stream.exit_code()
-        finally:
-            stream.close()
-        return Ran(output=bytes(kept.start), num_bytes=kept.num_bytes, exit_code=code, stopped=stopped)
+        return read_to_end(stream, b"", timeout_s, lambda: self._signal(process, is_kill=True))
 
     def seal(self) -> None:
         self._keeper.ask({"do": "seal", "machine": self._machine})

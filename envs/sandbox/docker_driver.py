@@ -28,8 +28,8 @@ from envs.sandbox.protocol import (
     SandboxLost,
     clean_environment,
 )
-from envs.sandbox.shell import ARGV, OUT_OF_TIME, TOO_MUCH, Shell
-from envs.sandbox.streams import Kept
+from envs.sandbox.shell import ARGV, Shell
+from envs.sandbox.streams import read_to_end
 
 NUM_WARM = 4
 """Containers of an image that are kept ready, once one of it has been asked for."""
@@ -190,25 +190,7 @@ class DockerSandbox:
         script = _HOLD.format("&9" if keeps_errors else "/dev/null")
         argv = ("/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *argv)
         stream, process, rest = self._start(argv, is_trusted=is_trusted)
-        deadline = time.monotonic() + timeout_s
-        kept = Kept()
-        kept.add(rest)
-        stopped = None
-        try:
-            while data := stream.read(deadline):
-                kept.add(data)
-                if kept.is_flood:
-                    break
-            if data is None or kept.is_flood:
-                stopped = TOO_MUCH if kept.is_flood else OUT_OF_TIME
-                self._kill_tree(process)
-            with engine_errors(is_inside=True):
-                code = None if stopped else stream.exit_code()
-            if code is None and not stopped:
-                self._kill_tree(process)
-        finally:
-            stream.close()
-        return Ran(output=bytes(kept.start), num_bytes=kept.num_bytes, exit_code=code, stopped=stopped)
+        return read_to_end(stream, rest, timeout_s, lambda: self._kill_tree(process))
 
     def seal(self) -> None:
         """What is put back before grading does not depend on how the agent found the machine."""

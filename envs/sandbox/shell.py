@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 
 from envs.sandbox.protocol import Ran, SandboxGone
-from envs.sandbox.streams import Kept, Stream
+from envs.sandbox.streams import OUT_OF_TIME, TOO_MUCH, Kept, Stream
 
 ARGV = ("/bin/bash", "--noprofile", "--norc", "--noediting", "+m", "-i")
-OUT_OF_TIME = "its time is up"
-TOO_MUCH = "it writes too much"
 _MARK_FD = 198
 _START = (
     f"PS1= PS2= PS4='+ '; set +H +o history; unset HISTFILE; exec {_MARK_FD}>&1; "

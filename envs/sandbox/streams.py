@@ -3,9 +3,13 @@
 import os
 import select
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from envs.sandbox.protocol import KEPT_OUTPUT_BYTES, MAX_OUTPUT_BYTES
+from envs.sandbox.protocol import KEPT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, Ran
+
+OUT_OF_TIME = "its time is up"
+TOO_MUCH = "it writes too much"
 
 
 class Stream(Protocol):
@@ -42,6 +46,32 @@ class Kept:
     @property
     def is_flood(self) -> bool:
         return self.num_bytes > MAX_OUTPUT_BYTES
+
+
+def read_to_end(stream: Stream, said: bytes, timeout_s: float, kill: Callable[[], object]) -> Ran:
+    """What becomes of a program that is executed by itself; closes its stream.
+
+    said: what was read of its output already. kill: ends it with all below it, once its time is up, it has written too
+    much, or its stream has ended without it.
+    """
+    deadline = time.monotonic() + timeout_s
+    kept = Kept()
+    kept.add(said)
+    stopped = code = None
+    try:
+        while data := stream.read(deadline):
+            kept.add(data)
+            if kept.is_flood:
+                break
+        if data is None or kept.is_flood:
+            stopped = TOO_MUCH if kept.is_flood else OUT_OF_TIME
+        else:
+            code = stream.exit_code()
+        if code is None:
+            kill()
+    finally:
+        stream.close()
+    return Ran(output=bytes(kept.start), num_bytes=kept.num_bytes, exit_code=code, stopped=stopped)
 
 
 class PipeStream:

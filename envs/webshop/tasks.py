@@ -7,8 +7,8 @@ from typing import Protocol
 
 from agentrl_jax.env import Env, FamilyOptions, FamilyTraits, Message, Tool
 from agentrl_jax.errors import ConfigError, EnvError
-from agentrl_jax.seeding import derive_seed
 from agentrl_jax.types import Split, Task
+from envs.numbered import numbered_task
 from envs.webshop.calls import TOOLS
 from envs.webshop.catalogue import Catalogue
 from envs.webshop.env import WebShopEnv
@@ -103,10 +103,7 @@ class WebShopFamily:
 
     def task(self, split: Split, index: int) -> Task:
         """Raises EnvError for an index out of range."""
-        count = self.num_tasks(split)
-        if not 0 <= index < count:
-            raise EnvError(f"{NAME} has {split} tasks 0 to {count - 1}, asked for {index}")
-        return Task(env=NAME, split=split, index=index, seed=derive_seed(NAME, self._seed, split, index))
+        return numbered_task(NAME, self._seed, split, index, count=self.num_tasks(split))
 
     def shop(self, task: Task) -> tuple[Catalogue, Goal]:
         """Where to buy, and what. Raises EnvError for another family's task."""

@@ -281,7 +281,7 @@ def test_a_family_is_a_benchmark_whose_tasks_have_tools_of_their_own():
     assert tools_for(bfcl, first) == tuple(TOOLS.values())
     assert [tool.name for tool in tools_for(bfcl, second)] == ["switch", "peek", "fail", "power"]
     assert tools_for(bfcl, second) is tools_for(bfcl, second)
-    with pytest.raises(EnvError, match="has 0 train tasks, asked for 0"):
+    with pytest.raises(EnvError, match="has no train tasks, asked for 0"):
         bfcl.task("train", 0)
     with pytest.raises(EnvError, match="cannot make"):
         bfcl.make(Task(env="kg", split="eval", index=0, seed=0))

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from envs.sandbox.protocol import KEPT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, Limits, SandboxGone
-from envs.sandbox.shell import OUT_OF_TIME, TOO_MUCH
+from envs.sandbox.streams import OUT_OF_TIME, TOO_MUCH
 from tests.envs.sandbox_world import bubblewrap_driver, running_engine
 
 LIMIT_S = 60.0

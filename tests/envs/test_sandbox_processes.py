@@ -14,8 +14,8 @@ import pytest
 from envs.sandbox import frames, machines
 from envs.sandbox.machines import Machine, MachineError
 from envs.sandbox.protocol import Limits
-from envs.sandbox.shell import OUT_OF_TIME, Shell
-from envs.sandbox.streams import PipeStream
+from envs.sandbox.shell import Shell
+from envs.sandbox.streams import OUT_OF_TIME, PipeStream, read_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +90,18 @@ def test_a_process_that_runs_has_no_exit_code():
     stream.close()
     for fd in (said, ends):
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "code", "stopped", "is_killed"),
+    [([b"out", b""], 3, None, False), ([b"out", b""], None, None, True), ([b"out", None], 3, OUT_OF_TIME, True)],
+)
+def test_a_program_is_ended_unless_it_has_ended_itself(pieces, code, stopped, is_killed):
+    stream, killed = ScriptedStream(None, code=code), []
+    stream._pieces = pieces
+    ran = read_to_end(stream, b"said ", 1.0, lambda: killed.append(True))
+    assert (ran.output, ran.exit_code, ran.stopped) == (b"said out", None if is_killed else code, stopped)
+    assert bool(killed) == is_killed
 
 
 def spawned(script):
