@@ -138,7 +138,7 @@ def stop_first(api: APIClient, container: str) -> None:
 
 
 def widen(api: APIClient, container: str, limits: Limits) -> None:
-    """See `OwnedCgroups.widen`."""
+    """See `OwnedCgroups.widen`; of memory alone, as the SDK changes no limit of processes."""
     memory = limits.memory_bytes + GRADING_BYTES
     with engine_errors(is_inside=True):
         api.update_container(container, mem_limit=memory, memswap_limit=memory)
