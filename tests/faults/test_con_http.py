@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from agentrl_jax.engines.http import open_http_client
+from agentrl_jax.engines.http import HttpError, open_http_client
 from agentrl_jax.engines.http_server import Answer, HttpRequest, ServerLimits
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.types import SamplingParams, as_ids
@@ -49,3 +49,24 @@ async def test_idm_05_connections_that_the_server_closes_fail_and_repeat_nothing
             await trio.sleep(2)
         assert client.statistics().num_retries > 0
     assert served == [f"/{number}" for number in range(20)]
+
+
+async def test_idm_05_what_may_have_been_carried_out_is_repeated_only_if_that_has_no_second_effect(
+    nursery: trio.Nursery,
+) -> None:
+    served: list[str] = []
+
+    async def handler(request: HttpRequest) -> Answer:
+        await trio.lowlevel.checkpoint()
+        served.append(request.path)
+        if request.path.startswith("/lost") and served.count(request.path) == 1:
+            raise trio.BrokenResourceError  # it is done, and nobody hears of it
+        return Answer()
+
+    async with open_http_client("http://e", connect=connect_to(nursery, lambda: handler)) as client:
+        await client.post("/first", {}, is_idempotent=True)  # whose connection the next ones use
+        with pytest.raises(HttpError, match="broke off /lost-once"):
+            await client.post("/lost-once", {}, is_idempotent=False)
+        await client.post("/second", {}, is_idempotent=True)
+        assert (await client.post("/lost-twice", {}, is_idempotent=True)).status == 200
+    assert served == ["/first", "/lost-once", "/second", "/lost-twice", "/lost-twice"]

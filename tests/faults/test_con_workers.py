@@ -3,11 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 import trio
 from trio.testing import MockClock
 
-from agentrl_jax.controller.hosted_sessions import open_session_host
+from agentrl_jax.controller.hosted_sessions import HostConfig, SessionHost, open_session_host
 from agentrl_jax.controller.workers import WorkerRegistry, open_worker_registry
+from agentrl_jax.env import Action
 from agentrl_jax.errors import EnvError
 from agentrl_jax.testing.envs import EnvScript, SessionLog, scripted_sessions
 from agentrl_jax.types import Task
@@ -76,6 +78,42 @@ async def test_con_06_failures_leak_no_places(autojump_clock: MockClock) -> None
         assert registry.statistics().lines["a"].num_granted == 100
         assert host.statistics().num_live == 0
     assert (log.num_made, log.num_open) == (100, 0)
+
+
+class Unclosing(SessionHost):
+    """A host whose sessions cannot be closed."""
+
+    async def close(self, session_id: str) -> None:
+        await super().close(session_id)
+        raise EnvError("close failed")
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_con_06_sessions_that_fail_to_close_or_are_cancelled_leak_no_places(
+    is_cancelled: bool, autojump_clock: MockClock
+) -> None:
+    make = scripted_sessions(EnvScript(step_s=10.0), SessionLog())
+    async with trio.open_nursery() as nursery, open_worker_registry() as registry:
+        registry.register("w", Unclosing({"a": make}, HostConfig(), nursery), {"a": 3}, beats=False)
+
+        async def use() -> None:
+            session = registry.session(TASK)
+            try:
+                await session.reserve()
+                await session.start()
+                await session.interact(Action())
+            finally:
+                with trio.CancelScope(shield=True), pytest.raises(EnvError, match="close failed"):
+                    await session.close()
+
+        for _ in range(10):
+            with trio.move_on_after(5.0 if is_cancelled else 100.0) as scope:
+                async with trio.open_nursery() as users:
+                    for _ in range(3):
+                        users.start_soon(use)
+            assert scope.cancelled_caught == is_cancelled
+        assert registry.statistics().workers["w"].taken == {"a": 0}
+        nursery.cancel_scope.cancel()
 
 
 async def test_con_10_an_env_that_hangs_keeps_no_other_from_its_places(autojump_clock: MockClock) -> None:

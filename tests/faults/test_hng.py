@@ -34,7 +34,7 @@ async def test_hng_01_a_raising_task_ends_the_run_with_its_traceback(
             return await super().run_one_group(admitted)
 
     run = Raising(config=CONFIG, script=EnvScript(step_s=1.0), engine=obedient())
-    with pytest.raises(type(error)) as caught:
+    with trio.fail_after(100.0), pytest.raises(type(error)) as caught:
         await run.run(1000)
     assert caught.value is error
     assert any(entry.name == "raise_from_a_deep_place" for entry in caught.traceback)
@@ -55,7 +55,8 @@ async def test_hng_09_one_cancelled_group_of_a_hundred_costs_only_itself(autojum
 
     config = replace(CONFIG, min_groups_per_batch=33, max_groups_per_batch=33, max_staleness=0)
     run = Cancelling(config=config, script=EnvScript(step_s=1.0), engine=obedient())
-    result = await run.run(3)
+    with trio.fail_after(100.0):
+        result = await run.run(3)
     assert [len(record.groups) for record in run.records] == [33, 33, 33]
     assert (result.ledger.num_admitted, result.ledger.num_cancelled) == (100, 1)
     assert [group.group_id for record in run.records for group in record.cancelled] == [17]
@@ -73,7 +74,8 @@ async def test_hng_10_episodes_that_hang_free_their_slots_at_the_deadline(autoju
         engine=obedient(),
         episodes=replace(SHORT_EPISODES, env_deadline_s=60.0),
     )
-    await run.run(1)
+    with trio.fail_after(100.0):
+        await run.run(1)
     (group,) = run.records[0].groups
     ends = [trajectory.end for trajectory in group.trajectories]
     assert ends.count(EpisodeEnd.COMPLETED) == 6
@@ -86,7 +88,8 @@ async def test_hng_10_episodes_that_hang_free_their_slots_at_the_deadline(autoju
 async def test_hng_13_the_smallest_config_still_rolls_out(max_staleness: int, autojump_clock: MockClock) -> None:
     config = RolloutConfig(group_size=2, min_groups_per_batch=1, max_staleness=max_staleness)
     assert config.num_permits >= 1
-    assert (await Simulation(config=config, engine=obedient()).run(3)).num_steps == 3
+    with trio.fail_after(100.0):
+        assert (await Simulation(config=config, engine=obedient()).run(3)).num_steps == 3
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
