@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from agentrl_jax.engines.http import HttpError, open_http_client
+from agentrl_jax.engines.http import HttpError, HttpLimits, open_http_client
 from agentrl_jax.engines.http_server import Answer, HttpRequest, ServerLimits
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.types import SamplingParams, as_ids
@@ -51,8 +51,9 @@ async def test_idm_05_connections_that_the_server_closes_fail_and_repeat_nothing
     assert served == [f"/{number}" for number in range(20)]
 
 
+@pytest.mark.parametrize("reuse_s", [0.0, 60.0])  # on a connection of its own, or on one that was used before
 async def test_idm_05_what_may_have_been_carried_out_is_repeated_only_if_that_has_no_second_effect(
-    nursery: trio.Nursery,
+    reuse_s: float, nursery: trio.Nursery
 ) -> None:
     served: list[str] = []
 
@@ -63,8 +64,9 @@ async def test_idm_05_what_may_have_been_carried_out_is_repeated_only_if_that_ha
             raise trio.BrokenResourceError  # it is done, and nobody hears of it
         return Answer()
 
-    async with open_http_client("http://e", connect=connect_to(nursery, lambda: handler)) as client:
-        await client.post("/first", {}, is_idempotent=True)  # whose connection the next ones use
+    limits, connect = HttpLimits(reuse_s=reuse_s), connect_to(nursery, lambda: handler)
+    async with open_http_client("http://e", limits=limits, connect=connect) as client:
+        await client.post("/first", {}, is_idempotent=True)
         with pytest.raises(HttpError, match="broke off /lost-once"):
             await client.post("/lost-once", {}, is_idempotent=False)
         await client.post("/second", {}, is_idempotent=True)

@@ -14,6 +14,7 @@ from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.types import EpisodeEnd, Ids, SamplingParams, Trajectory
 from tests.rendering.chat import TOOLS, call, small_folder, small_renderer, tool
 from tests.rendering.episodes import CONFIG, TASK, Script, setup_for
+from tests.rendering.families import toy_renderer
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"room": "hall"}}\n</tool_call>'
 
@@ -61,6 +62,22 @@ async def test_tok_04_the_next_prompt_holds_the_sampled_ids_however_they_are_spl
     assert len(segment.ids) == len(segment.loss_mask)
     assert segment.ids[segment.loss_mask].tolist() == [*by_bytes, renderer.stop_ids[0]] * 2
     assert [action.calls for action in session.actions] == [(call("look", room="hall"),)] * 2
+
+
+@pytest.mark.parametrize("end", ["<|observation|>", "<|endoftext|>", "<|user|>"])
+async def test_tok_21_the_header_of_an_answer_stands_once_whatever_ended_the_turn(
+    end: str, autojump_clock: MockClock
+) -> None:
+    """The template's stop ids are the headers of whoever answers, and a policy may end its turn with another."""
+    renderer = toy_renderer("glm")
+    special = renderer.tokenizer.special_tokens
+    engine = Saying([*renderer.tokenizer.encode("Hm."), special[end]])
+    trajectory = await play(engine, Script(answers=[(tool("empty"),)]), renderer=renderer)
+    assert len(trajectory.turns) == 2
+    followed = engine.prompts[1].tolist()[len(engine.prompts[0]) + len(trajectory.turns[0].completion.ids) - 1 :]
+    assert followed[0] == special[end]
+    assert followed.count(special["<|observation|>"]) == 1
+    assert renderer.tokenizer.decode(followed).removeprefix(end).removeprefix("<|observation|>").startswith("\nempty")
 
 
 async def test_tok_22_a_turn_that_is_cut_ends_its_episode_before_anything_is_glued_to_it(
