@@ -7,10 +7,11 @@ STAMP := $(VENV)/.installed
 # Process-level parallelism suits these tests best: one XLA thread pool per worker would fight over the cores.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 WORKERS ?= 2
+SERVICE_WORKERS ?= 3
 SERVED := sglang or mariadb or docker or bubblewrap or chromium
 FAST := not slow and not soak and not torch and not agentrl and not bfcl and not ($(SERVED))
 
-.PHONY: install install-servers check test test-services test-servers soak quickstart gpu-check clean
+.PHONY: install check test test-services soak quickstart gpu-check clean
 
 install: $(STAMP)
 
@@ -45,25 +46,33 @@ $(TORCH): requirements/services.txt $(STAMP)
 	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
+# What else the tests talk to. Those of SYSTEM come from Debian's packages, as root: SYSTEM= leaves them out, and their
+# tests then skip where they miss something.
+SYSTEM ?= bubblewrap mariadb docker chromium
+FETCHED := $(addprefix fetch-,pretrained bfcl agentrl kubernetes sglang)
+.PHONY: $(FETCHED) fetch-system install-services
+
+$(FETCHED): fetch-%: $(STAMP)
+	tools/install_$*.sh
+
+# One after the other: the package manager has one lock.
+fetch-system:
+	set -e; for name in $(SYSTEM); do tools/install_$$name.sh; done
+
+install-services: $(TORCH) $(FETCHED) fetch-system
+
 # Tests of one service share a worker, which starts its servers once; most of them wait more than they compute.
-GROUPED := $(PYTEST) -n $(WORKERS) --dist loadgroup
-
-test-services: $(STAMP) $(TORCH)
-	set -e; for service in pretrained bfcl agentrl; do tools/install_$$service.sh; done
-	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
-	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest tests/report/test_sinks.py
-	$(GROUPED) -m "(slow or agentrl or bfcl) and not soak and not torch and not ($(SERVED))"
-	tools/second_interpreter.sh
-
-# Real servers, databases, sandboxes and browsers. The system's package manager installs some of them, as root.
+SERVICE_PYTEST := AGENTRL_SERVERS=$(if $(SYSTEM),1) $(PYTEST) -n $(SERVICE_WORKERS) --dist loadgroup
+# Fast, and in `make test` already where there is bubblewrap.
 SANDBOXED := tests/envs/test_sandbox_contract.py tests/envs/test_sandbox_deaths.py $(wildcard tests/envs/test_os_*.py) tests/faults/test_env_os.py
 
-install-servers: $(STAMP)
-	set -e; for service in bubblewrap mariadb docker chromium bfcl agentrl sglang; do tools/install_$$service.sh; done
-
-test-servers: install-servers
-	AGENTRL_SERVERS=1 $(PYTEST) -n $(WORKERS) -m "$(FAST)" $(SANDBOXED)
-	AGENTRL_SERVERS=1 $(GROUPED) -m "(agentrl or $(SERVED)) and not soak"
+test-services: $(STAMP)
+	$(MAKE) -j 8 install-services
+	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest -m "torch"
+	JAX_PLATFORMS=cpu .venv-services/bin/python -m pytest tests/report/test_sinks.py
+	$(if $(SYSTEM),$(SERVICE_PYTEST) -m "$(FAST)" $(SANDBOXED))
+	$(SERVICE_PYTEST) -m "(slow or agentrl or bfcl or $(SERVED)) and not soak and not torch"
+	tools/second_interpreter.sh
 
 # The claims of the README, in full. Takes a quarter of an hour.
 soak: $(STAMP)
@@ -78,4 +87,4 @@ gpu-check: $(STAMP)
 	$(BIN)/python -m launch.gpu_check $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-services .venv-newest .venv-sglang .venv-agentrl .venv-bfcl .venv-textworld .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-services .venv-newest .venv-sglang .venv-agentrl .venv-bfcl .venv-kubernetes .venv-textworld .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -90,7 +90,7 @@ _PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def unless_missing(reason):
-    """Skip a test, or fail it where `make test-servers` has installed everything."""
+    """Skip a test, or fail it where `make test-services` has installed everything."""
     if os.environ.get("AGENTRL_SERVERS"):
         pytest.fail(f"{reason}: here nothing may be missing")
     pytest.skip(reason)
