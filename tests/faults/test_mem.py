@@ -98,6 +98,7 @@ def test_mem_03_a_long_run_keeps_no_history() -> None:
     assert min(run.num_objects[-4:]) - min(run.num_objects[:4]) < 1200
 
 
+@pytest.mark.slow
 async def test_mem_03_ten_thousand_logged_steps_keep_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Neither the log, nor a display, nor what watches for warnings keeps what it was told."""
     run = Simulation(

@@ -53,6 +53,7 @@ def check_history(run_dir: Path, *, num_steps: int = NUM_STEPS) -> None:
     assert set(evaluated) == {(when, mode) for when in ("before", "after") for mode in ("sampled", "greedy")}
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_is_whole_in_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     printed = kill_at(tiny(run_dir, *FLAGS), "step 3/")

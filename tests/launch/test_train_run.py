@@ -162,6 +162,7 @@ def test_a_mesh_of_sixteen_devices_trains(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_two_steps_over_the_real_freebase_slice(data_folder: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     assert main(tiny(run_dir, f"--data={data_folder}", "--network.vocab-size=800")) == 0

@@ -57,6 +57,7 @@ class Watched(Speeches):
             self.after[record.step + 1] = held()
 
 
+@pytest.mark.slow
 async def test_sixty_steps_hold_no_more_than_twenty(autojump_clock: MockClock) -> None:
     run = simulation(max_staleness=1, kind=Watched)
     await run.run(60)
