@@ -4,6 +4,7 @@ What a connection speaks is known from its first bytes. A request needs the toke
 """
 
 from functools import partial
+from socket import gethostname
 
 import trio
 
@@ -16,7 +17,14 @@ from agentrl_jax.controller.remote_controller import RemoteController
 from agentrl_jax.controller.wire_access import Access
 from agentrl_jax.controller.wire_http2 import UNAUTHENTICATED, GrpcRefusal, GrpcStream, serve_http2
 from agentrl_jax.engines.http_hosts import host_problem
-from agentrl_jax.engines.http_server import Answer, EventStream, HttpRequest, ServerLimits, serve_connection
+from agentrl_jax.engines.http_server import (
+    Answer,
+    EventStream,
+    HttpRequest,
+    ServerLimits,
+    is_loopback,
+    serve_connection,
+)
 from agentrl_jax.errors import ConfigError
 
 _LIMITS = ServerLimits(max_body_bytes=100 << 20, idle_s=300.0)
@@ -77,7 +85,10 @@ class ControllerServer:
     def _refusal(self, peer: str, request: HttpRequest) -> Answer | None:
         if not self._access.admits(request.headers, peer):
             return _UNAUTHORIZED
-        problem = None if self._access.needs_token else host_problem(request, self._config.host)
+        if self._access.has_token(request.headers) or not is_loopback(peer.removeprefix("::ffff:")):
+            return None
+        # Whoever asks from here without a token may be a browser, and what it shows anybody's page.
+        problem = host_problem(request, self._config.host, gethostname())
         return None if problem is None else explain(problem)
 
     async def _handle(self, request: HttpRequest) -> Answer | EventStream:

@@ -28,15 +28,14 @@ class Access:
                 "give a token that clients and workers must send, or stay on 127.0.0.1"
             )
 
-    @property
-    def needs_token(self) -> bool:
-        """Whether anybody is asked for one."""
-        return self._token is not None
-
     def admits(self, headers: Mapping[str, str], peer: str) -> bool:
         """Whether a request with these headers (names in lower case) from this address may be answered."""
-        if self._token is None or (self._trusted and self._is_trusted(peer)):
-            return True
+        return self._token is None or self._is_trusted(peer) or self.has_token(headers)
+
+    def has_token(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request brings the token that is asked for."""
+        if self._token is None:
+            return False
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "basic":
             given = _password(given)

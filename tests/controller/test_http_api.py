@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from socket import gethostname
 from typing import Any
 
 import h11
@@ -288,6 +289,14 @@ async def test_a_page_whose_name_was_made_to_lead_here_is_refused(autojump_clock
     async with serving(FakeRemote(), listen=ListenConfig(token="s3cret")) as client:  # the page does not have it
         headers = {"host": "evil.example:5020", "authorization": "Bearer s3cret"}
         assert (await client("GET", "/overview", headers=headers))[0] == 200
+    trusting = ListenConfig(token="s3cret", trusted=("127.0.0.0/8", "10.0.0.0/8"))
+    async with serving(FakeRemote(), listen=trusting) as client:  # a browser of this machine needs none
+        for client.peer in ("127.0.0.1", "::ffff:127.0.0.1"):
+            assert (await client("GET", "/overview", headers={"host": "evil.example"}))[0] == 403
+            assert (await client("GET", "/overview", headers={"host": gethostname()}))[0] == 200
+            assert (await client("GET", "/overview", headers=headers))[0] == 200
+        client.peer = "10.0.0.1"  # knows this machine by whatever name its network has for it
+        assert (await client("GET", "/overview", headers={"host": "controller.cluster"}))[0] == 200
 
 
 @pytest.mark.parametrize(
