@@ -25,10 +25,11 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
 
     def run(*flags: str) -> str:
-        before, num_arrays = sorted(tmp_path.rglob("*")), len(jax.live_arrays())
+        before = sorted(tmp_path.rglob("*"))
+        arrays = jax.live_arrays()  # held here, so that none of them goes meanwhile
         assert main([*flags, "--dry-run"]) == 0
         assert sorted(tmp_path.rglob("*")) == before
-        assert len(jax.live_arrays()) == num_arrays
+        assert len(jax.live_arrays()) == len(arrays)
         printed = capsys.readouterr()
         assert printed.err == ""
         return " ".join(printed.out.split())
