@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from random import Random
 
@@ -25,7 +26,9 @@ def block(language, number=0):
 def installed(tmp_path, monkeypatch):
     """The example as `guess_envs`, with the entry point that the document gives it."""
     (tmp_path / "guess_envs.py").write_text(block("python"), encoding="utf-8")
-    name, target = re.search(r'(\w+) = "(.*)"', block("toml")).groups()
+    project = tomllib.loads(block("toml"))
+    assert project["tool"]["setuptools"]["py-modules"] == ["guess_envs"]
+    ((name, target),) = project["project"]["entry-points"]["agentrl_jax.envs"].items()
     info = tmp_path / "guess-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guess\nVersion: 1.0\n")
