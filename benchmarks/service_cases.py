@@ -36,8 +36,9 @@ class Case:
 
     @property
     def num_warm_up_steps(self) -> int:
-        """All that was admitted at once at the start is consumed by then, and what was admitted after it is not."""
-        return self.max_staleness + 1 if self.max_staleness else 0
+        """All that was admitted at once at the start is consumed after half of them; the stragglers that this crowd has
+        left in the caches' way are in batches for as long again."""
+        return 2 * (self.max_staleness + 1) if self.max_staleness else 0
 
 
 def colocated(num_gpus: int, *, num_steps: int = 8) -> Case:
