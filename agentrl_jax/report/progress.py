@@ -76,7 +76,9 @@ def step_line(record: StepRecord, *, max_steps: int, step_s: float) -> str:
         lag = record.metrics.get("token_staleness_max", float("nan"))
         parts.append(f"lagging {_percent(share)}, lag ≤ {lag:.0f}")
     if record.is_applied:
-        parts.append(f"clip {_percent(_clipped(record.metrics))}")
+        clipped = [record.metrics[name] for name in ("clip_low_frac", "clip_high_frac") if name in record.metrics]
+        if clipped:  # a loss without a clip has no share of clipped tokens
+            parts.append(f"clip {_percent(sum(clipped))}")
         parts.append(f"kl {record.metrics.get('behavior_kl', float('nan')):.4f}")
     else:
         parts.append("not applied: " + ("no group has a signal" if record.is_finite else "loss or gradient not finite"))
@@ -100,10 +102,6 @@ def _metrics(record: StepRecord) -> dict[str, TaskMetrics]:
     return task_metrics((*record.groups, *record.dropped))
 
 
-def _clipped(metrics: Mapping[str, float]) -> float:
-    return sum(metrics.get(name, 0.0) for name in ("clip_low_frac", "clip_high_frac"))
-
-
 def task_lines(record: StepRecord) -> list[str]:
     """One line per env; only worth printing if there are several."""
     by_env = _metrics(record)
@@ -118,7 +116,9 @@ def task_lines(record: StepRecord) -> list[str]:
 
 def evaluation_lines(title: str, evaluations: Iterable[Evaluation]) -> list[str]:
     """One line per env and mode: success with its 95 % interval, and how the other episodes ended."""
-    return [f"{title}  {e.env:<12} {e.mode:<8} success {success(e)}{_other_ends(e)}" for e in evaluations]
+    listed = list(evaluations)
+    width = _width(e.env for e in listed)
+    return [f"{title}  {e.env:<{width}} {e.mode:<8} success {success(e)}{_other_ends(e)}" for e in listed]
 
 
 def success(evaluation: Evaluation) -> str:
@@ -136,12 +136,18 @@ def success(evaluation: Evaluation) -> str:
 def gain_lines(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> list[str]:
     """One line per env: the difference in points with its 95 % interval."""
     lines = []
+    width = _width(before)
     for env in before:
         if env in after and before[env].metrics.num_valid and after[env].metrics.num_valid:
             gain, (low, high) = after[env].gain_over(before[env])
             bounds = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-            lines.append(f"gain     {env:<12} {after[env].mode:<8} {100 * gain:+.1f} points {bounds}")
+            lines.append(f"gain     {env:<{width}} {after[env].mode:<8} {100 * gain:+.1f} points {bounds}")
     return lines
+
+
+def _width(envs: Iterable[str]) -> int:
+    """Of the column of names. At least 12, so that lines of the usual names stand under each other in every block."""
+    return max((12, *map(len, envs)))
 
 
 def _other_ends(evaluation: Evaluation) -> str:

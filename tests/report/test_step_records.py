@@ -64,6 +64,13 @@ def test_met_05_the_terminal_and_the_log_show_one_mean() -> None:
     assert f"success {100 * logged['envs']['kg']['success_rate']:.1f} %" in kg
 
 
+def test_a_step_of_a_loss_without_a_clip_claims_no_clipped_share() -> None:
+    record = record_of(two_envs())
+    assert "clip" not in step_line(record, max_steps=10, step_s=1.0)
+    clipped = replace(record, metrics={"clip_low_frac": 0.01, "clip_high_frac": 0.02})
+    assert "clip 3.0 %" in step_line(clipped, max_steps=10, step_s=1.0)
+
+
 def test_what_was_not_measured_is_null_in_the_file(tmp_path: Path) -> None:
     with RunLog(tmp_path / "run") as log:
         log.log_metrics("step", step_record(replace(record_of(two_envs()[1:]), metrics={})))
