@@ -1,5 +1,6 @@
 """What every run directory's command does around its work: open it, say what began, and say how it ended."""
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,11 +59,11 @@ def carry_out(
                     say(f"changed: {name} {change}")
                 return work(run)
         except KeyboardInterrupt:
-            say(f"stopped at once; go on with --resume {config.run_dir}")
+            say(f"stopped at once; go on with --resume {_quoted(config.run_dir)}")
             return None
         except ConfigError:
             if kinds & _LEARNT:
-                say(f"what was learnt is kept; once that is mended, go on with --resume {config.run_dir}")
+                say(f"what was learnt is kept; once that is mended, go on with --resume {_quoted(config.run_dir)}")
             elif is_new:
                 run.discard()  # the corrected command may use the folder
                 kinds.clear()
@@ -93,14 +94,19 @@ def _draw(run_dir: Path, say: Callable[[str], None]) -> None:
             say(f"curves: {curves}")
         say(f"report: {write_report(run_dir)}")
     except (AgentRLError, OSError) as error:
-        say(f"WARNING: no report: {error}. Once that is mended: python -m agentrl_jax.report {run_dir}")
+        say(f"WARNING: no report: {error}. Once that is mended: python -m agentrl_jax.report {_quoted(run_dir)}")
 
 
 def say_end(run_dir: Path, model_folder: Path, *, num_steps: int, is_stopped: bool, say: Callable[[str], None]) -> None:
     """Say where a run's policy is, and how a stopped one goes on."""
     if is_stopped:
-        say(f"stopped after {num_steps} steps; go on with --resume {run_dir}")
+        say(f"stopped after {num_steps} steps; go on with --resume {_quoted(run_dir)}")
     say(f"weights and tokenizer: {model_folder}")
+
+
+def _quoted(path: Path) -> str:
+    """As a shell reads it back."""
+    return shlex.quote(str(path))
 
 
 @contextmanager

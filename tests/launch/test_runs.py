@@ -1,6 +1,7 @@
 """What is left of a run directory, and said, whatever ends the work in it."""
 
 import errno
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,13 @@ def test_settings_that_are_refused_after_a_step_cost_no_step(tmp_path: Path) -> 
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
     assert (tmp_path / "run" / "report.html").is_file()
     assert f"go on with --resume {tmp_path / 'run'}" in said[-3]
+
+
+def test_a_folder_with_a_space_is_named_so_that_a_shell_reads_it_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert ended(tmp_path / "my run", a_step_and(KeyboardInterrupt()), said) is None
+    (line,) = (line for line in said if "--resume" in line)
+    assert shlex.split(line)[-2:] == ["--resume", str(tmp_path / "my run")]
 
 
 def test_settings_that_are_refused_before_anything_is_learnt_leave_no_directory(tmp_path: Path) -> None:

@@ -78,9 +78,14 @@ function viewerHead(row) {
   ].filter(Boolean);
 }
 
+// As a shell reads it back.
+function quoted(text) {
+  return /^[\w./~-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
+}
+
 function missing(row) {
   return h("p", { class: "notice" }, "This report holds only the summary of this episode. To see it token by token: ",
-    h("code", {}, `python -m agentrl_jax.report ${run.config.run_dir || "RUN_DIR"} --episode ${idOf(row)}`));
+    h("code", {}, `python -m agentrl_jax.report ${quoted(run.config.run_dir || "RUN_DIR")} --episode ${idOf(row)}`));
 }
 
 function viewerTurns(detail, row) {
