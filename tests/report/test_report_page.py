@@ -1,5 +1,6 @@
 """The report in a real browser: what it shows, how fast it opens, and that it can be used without a mouse."""
 
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_jax.report.write import write_report
+from agentrl_jax.runlog import RunLog
 from tests.report.browser import Page, browsing
 from tests.report.drawn_run import draw_run
 
@@ -176,6 +178,33 @@ def test_a_link_opens_an_episode_and_two_runs_stand_side_by_side(page: Page, tmp
     page.open(path, "#episode=g7-m0")
     assert page.text(".viewer h3").startswith("g7-m0")
     assert page.console == []
+
+
+def test_a_run_without_episodes_has_no_empty_section(page: Page, tmp_path: Path) -> None:
+    with RunLog(tmp_path / "fine tuned") as log:
+        log.write_config({"run_dir": str(tmp_path / "fine tuned")})
+        log.log_metrics("start", {"time": "2026-01-02T03:04:05+00:00"})
+        for step in (1, 2):
+            log.log_metrics("step", {"step": step, "metrics": {"loss": 1 / step}})
+            log.log_metrics("validation", {"step": step, "mean_loss": 2 / step})
+    page.console.clear()
+    page.open(write_report(tmp_path / "fine tuned"))
+    sections = page.evaluate("[...document.querySelectorAll('main > section')].map((section) => section.id)")
+    assert sections == ["overview", "learning", "policy", "settings"]
+    assert page.console == []
+
+
+def test_the_command_for_an_episode_can_be_pasted(page: Page, tmp_path: Path) -> None:
+    folder = draw_run(tmp_path / "it's a run", num_steps=40)  # 640 episodes, of which 200 are there token by token
+    page.open(write_report(folder))
+    page.evaluate("""(() => {
+        for (const row of document.querySelectorAll(".space .row")) {
+            row.click();
+            if (document.querySelector(".notice code")) return;
+        }
+    })()""")
+    words = shlex.split(page.text(".notice code"))
+    assert words[:4] == ["python", "-m", "agentrl_jax.report", str(folder)]
 
 
 def test_ten_thousand_episodes_open_in_three_seconds(page: Page, tmp_path: Path) -> None:

@@ -67,8 +67,9 @@ function staleness() {
 }
 
 function endings() {
+  const strips = [...endStrips(run, other && run.name), ...(other ? endStrips(other, other.name) : [])];
   return section("ends", "How episodes ended", null,
-    h("div", { class: "tiles ends" }, endStrips(run, other && run.name), other && endStrips(other, other.name)),
+    strips.length && h("div", { class: "tiles ends" }, strips),
     errorTable(),
     grid(lengthBars("tokens", "Tokens of an episode", "tokens, prompt included"), lengthBars("loss_tokens", "Sampled tokens of an episode", "tokens"), lengthBars("turns", "Turns of an episode", "turns")));
 }
