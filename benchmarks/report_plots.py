@@ -55,18 +55,20 @@ def _line(axes: Axes, values: Mapping[float, float], label: str, style: str = "o
 
 def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
     for metric, label, style in (
-        ("bound_tokens_per_s", "no scheduler beats", "k:"),
+        ("bound_tokens_per_s", "no scheduler beats", "kv:"),
         ("tokens_per_s", "asynchronous", "o-"),
         ("sync_tokens_per_s", "synchronous, colocated", "s-"),
         ("published_sync_tokens_per_s", "synchronous, published", "x--"),
     ):
         _line(left, numbered(kept, r"gpus=(\d+) best", metric), label, style)
     left.set(xlabel="GPUs", ylabel="tokens/s", title="14B on WebShop, simulated", xscale="log", yscale="log")
-    case = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+"
+    case, by = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+", "sigma of latencies and turns"
+    if not numbered(kept, case, "over_colocated"):
+        case, by = r"gpus=16 max_staleness=(\d+)", "max_staleness, 16 GPUs"
     _line(right, numbered(kept, case, "over_colocated"), "asynchronous over synchronous")
     _line(right, numbered(kept, case, "fraction_of_bound"), "share of the bound", "s-")
     right.axhspan(1.9, 2.1, alpha=0.15, label="published ratios")
-    right.set(xlabel="sigma of latencies and turns", ylim=(0, None), title="by the tail")
+    right.set(xlabel=by, ylim=(0, None), title="what it depends on")
 
 
 def _scale(left: Axes, right: Axes, kept: Kept) -> None:
