@@ -8,6 +8,7 @@ answers with messages. A family is a data set of tasks together with the way to 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -278,7 +279,7 @@ class EnvRegistry:
 
     def make(self, name: str, options: FamilyOptions) -> EnvFamily:
         """Raises ConfigError for an unknown name or data set, and whatever the family refuses."""
-        factory: FamilyFactory = import_function(self._target(name))
+        factory: FamilyFactory = import_function(self.target(name))
         family = factory(options)
         known = traits_of(family).data_sets
         if options.eval_set is not None and options.eval_set not in known:
@@ -291,14 +292,17 @@ class EnvRegistry:
     def source(self, name: str, options: FamilyOptions) -> EnvSource:
         """Where another process gets the envs of `make(name, options)` from."""
         arguments = {
-            "target": self._target(name),
+            "target": self.target(name),
             **asdict(options),
             "data": None if options.data is None else str(options.data.resolve()),
         }
         return EnvSource(target=f"{__name__}:{family_envs.__name__}", arguments=arguments)
 
-    def _target(self, name: str) -> str:
+    def target(self, name: str) -> str:
+        """The `module:function` of an env. Raises ConfigError if there is none of that name."""
         if name not in self.entries:
             known = ", ".join(sorted(self.entries)) or "none"
-            raise ConfigError(f"unknown environment {name!r}: known ones are {known}")
+            near = get_close_matches(name, self.entries, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise ConfigError(f"unknown environment {name!r}{meant}: known ones are {known}")
         return self.entries[name]

@@ -50,7 +50,8 @@ def read_conversations(path: Path) -> list[Conversation]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        problem = error.strerror if isinstance(error, OSError) else f"no UTF-8 text: {error}"
+        raise ConfigError(f"{path} cannot be read: {problem}") from error
     found, wrong = [], []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

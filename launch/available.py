@@ -21,9 +21,9 @@ def settle_tasks(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig
 
 def _settled(config: TrainConfig, choices: tuple[str, ...], say: Callable[[str], None]) -> str:
     registry = environments()
-    unknown = [name for name in choices if len(choices) > 1 and name not in registry.entries]
-    if unknown:
-        raise ConfigError(f"unknown environment {unknown[0]!r}: known ones are {', '.join(sorted(registry.entries))}")
+    if len(choices) > 1:
+        for name in choices:
+            registry.target(name)
     for name, following in itertools.pairwise(choices):
         try:
             registry.make(name, options_of(config, name))

@@ -58,7 +58,7 @@ def test_the_last_choice_is_left_to_be_refused_for_what_it_is(no_sandboxes):
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ("alfword|kg", "unknown environment 'alfword'.*known ones are alfworld"),
+        ("alfword|kg", r"unknown environment 'alfword' \(did you mean alfworld\?\): known ones are alfworld"),
         ("alfworld|kq", "unknown environment 'kq'"),
         ("kg|", "on both sides of |"),
         ("|kg", "on both sides of |"),
