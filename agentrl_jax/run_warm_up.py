@@ -28,10 +28,11 @@ def run_warm_up(
             run_log.log_metrics("warm_up", {"phase": phase, "step": step, "loss": loss})
             say(f"warm-up  {phase:<4} step {step:>4}  loss {loss:.3f}  {time.monotonic() - begun:.0f} s")
 
+    config = prepared.config.warm_up
     warm_up(
         learner,
         prepared.demonstrations,
-        config=prepared.config.warm_up,
+        config=config,
         packing=prepared.config.packing,
         content_ids=prepared.copy_ids,
         report=report,
@@ -39,3 +40,8 @@ def run_warm_up(
     )
     seconds = time.monotonic() - begun
     say(f"warm-up  {last['copy']} copy and {last['sft']} demonstration steps in {seconds:.0f} s")
+    if last["sft"] < config.steps and not should_stop():
+        say(
+            f"warm-up  its time was up after {last['sft']} of {config.steps} steps: what was to be imitated may "
+            f"not be learnt (--warm-up.max-minutes={config.max_minutes:g})"
+        )
