@@ -20,8 +20,15 @@ SERVICES = ("sglang", "agentrl", "docker", "mariadb", "bubblewrap", "bfcl", "chr
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one service share a worker, which starts its servers once; they begin first, for they wait longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of one service share a worker, which starts its servers once; they begin first, for they wait longest.
+
+    Soaks run only where `-m` speaks of them: another expression replaces the default one, which leaves them out.
+    """
+    if "soak" not in config.option.markexpr:
+        soaks = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=soaks)
+        items[:] = [item for item in items if item not in soaks]
 
     def place(item: pytest.Item) -> int:
         names = [name for name in SERVICES if item.get_closest_marker(name)]
