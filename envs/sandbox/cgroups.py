@@ -28,6 +28,8 @@ GRADING_PROCESSES = 64
 """And what it may start, where as many as may be are stopped."""
 # A group is empty once the kernel has ended its processes, which it does behind their parents' backs.
 _GONE_S = 5.0
+# Meanwhile all other sandboxes wait; a first process that was taken over need not take in its orphans.
+_EMPTIED_S = 1.0
 _GONE_STEP_S = 0.002
 
 
@@ -168,7 +170,8 @@ class OwnedCgroups:
                     (path / name).write_text(value)
 
     def end_all_but(self, spared: Set[int], paths: Sequence[Path], *, num_waited_for: int) -> None:
-        """Kill the processes of a group other than `spared`, however fast they fork.
+        """Kill the processes of a group other than `spared`, however fast they fork. Gives up after a second: some may
+        be left that nobody waits for.
 
         num_waited_for: of them that this process must wait for, and that count until it has.
         """
@@ -177,7 +180,7 @@ class OwnedCgroups:
         # Nothing forks while this is below what there is.
         (folder / _MOST_PROCESSES).write_text("0")
         try:
-            deadline = time.monotonic() + _GONE_S
+            deadline = time.monotonic() + _EMPTIED_S
             while time.monotonic() < deadline:
                 for pid in map(int, (folder / "cgroup.procs").read_text().split()):
                     if pid not in spared:

@@ -38,20 +38,24 @@ CHECKED = Chore(
 
 
 def play_and_leave_processes(driver, chore):
-    """What an episode leaves running is gone with it, and so is all that its session had on disk."""
+    """What an episode leaves running is gone with it, and so is all that its session had; returns how many ran."""
     keeper = driver._keeper.pid
     before = [path for folder in cgroup_folders(keeper) for path in folder.iterdir() if path.is_dir()]
     env = OsEnv(chore, driver.open)
     env.reset()
     env.step(Action(calls=(bash_call("sleep 1000 & setsid sleep 1000 & nohup sleep 1000 &"),)))
+    # Until they are what they are called.
+    all_are = 'until [ "$(cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep)" = 3 ]; do :; done'
+    env.step(Action(calls=(bash_call(all_are),)))
     pids = [pid for pid in processes_in(cgroup_folders(keeper)) if command_of(pid) == "sleep"]
     env.close()
     assert not any(map(is_alive, pids))
     assert [path for folder in cgroup_folders(keeper) for path in folder.iterdir() if path.is_dir()] == before
+    return len(set(pids))
 
 
 def test_env_01_nothing_runs_after_an_episode(driver):
-    play_and_leave_processes(driver, CHECKED)
+    assert play_and_leave_processes(driver, CHECKED) == 3
 
 
 def test_env_05_nothing_runs_after_an_episode_whose_sandbox_was_killed(driver):
