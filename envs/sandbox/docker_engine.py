@@ -27,8 +27,9 @@ _TIMEOUT_S = 60
 # A container that its driver's process was creating when it died appears a moment later.
 _LATE_S = 3
 _SHARED_BYTES = 1 << 26
-# bash as the first process takes in orphans, and no signal from within ends it.
-_WAITING = "trap '' INT TERM HUP; while read -r _; do :; done"
+# bash as the first process takes in orphans, and no signal from within ends it. A driver's process that dies while its
+# container starts says no first word, and an engine may miss that its end of the input is closed.
+_WAITING = "trap '' INT TERM HUP; read -r -t 30 _ || exit; while read -r _; do :; done"
 
 
 def connect(url: str | None) -> APIClient:
@@ -79,10 +80,17 @@ class Container:
     name: str
     hold: Any
 
+    def keep(self) -> None:
+        """Say that the container has an owner."""
+        self._held().sendall(b"\n")
+
     def let_go(self) -> None:
-        held = getattr(self.hold, "_sock", self.hold)
+        held = self._held()
         self.hold._response.close()
         held.close()
+
+    def _held(self) -> Any:
+        return getattr(self.hold, "_sock", self.hold)
 
 
 def create(api: APIClient, image: str, limits: Limits, mark: str) -> Container:
@@ -102,12 +110,13 @@ def create(api: APIClient, image: str, limits: Limits, mark: str) -> Container:
         )
         name = str(created["Id"])
         try:
-            hold = api.attach_socket(name, {"stdin": 1, "stream": 1})
+            container = Container(name=name, hold=api.attach_socket(name, {"stdin": 1, "stream": 1}))
             api.start(name)
+            container.keep()
         except BaseException:
             remove(api, name)
             raise
-        return Container(name=name, hold=hold)
+        return container
 
 
 def _host_config(api: APIClient, limits: Limits) -> Any:

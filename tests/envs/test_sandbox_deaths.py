@@ -18,7 +18,7 @@ from tests.envs.sandbox_world import bubblewrap_driver, cgroup_folders, is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-# Opens machines, says what runs in them, and waits to be killed.
+# Opens machines, says who ends them and what Docker calls them, and waits to be killed.
 OWNER = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,8 @@ def opened(number):
     return machine
 with ThreadPoolExecutor(8) as pool:
     machines = list(pool.map(opened, range(int(sys.argv[2]))))
-print((driver._keeper if hasattr(driver, "_keeper") else driver._janitor).pid, flush=True)
+last = driver._keeper if hasattr(driver, "_keeper") else driver._janitor
+print(json.dumps([last.pid, [getattr(machine, "_container", "") for machine in machines]]), flush=True)
 sys.stdin.read()
 """
 
@@ -49,7 +50,7 @@ def started(sandbox, number):
         stdout=subprocess.PIPE,
         text=True,
     )
-    return process, json.loads(process.stdout.readline())
+    return process, *json.loads(process.stdout.readline())
 
 
 def end_of(process):
@@ -73,7 +74,7 @@ def traces():
 
 def test_nothing_is_left_when_the_owner_is_killed_with_64_sessions(bubblewrap):
     before = traces()
-    process, keeper = started("bubblewrap", 64)
+    process, keeper, _ = started("bubblewrap", 64)
     pids = processes_in(cgroup_folders(keeper))
     if cgroup_folders(keeper):
         assert len(pids) >= 3 * 64
@@ -85,7 +86,7 @@ def test_nothing_is_left_when_the_owner_is_killed_with_64_sessions(bubblewrap):
 
 
 def test_machines_die_with_their_keeper_and_the_next_one_removes_what_is_left(bubblewrap):
-    process, keeper = started("bubblewrap", 4)
+    process, keeper, _ = started("bubblewrap", 4)
     pids = processes_in(cgroup_folders(keeper))
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, pids)))
@@ -155,18 +156,31 @@ def test_no_container_is_left_when_the_owner_is_killed_with_64_sessions(dies):
     from envs.sandbox.docker_engine import LABEL, connect, sweep
 
     with running_engine() as url, closing(connect(url)) as api:
-        process, janitor = started(f"docker:{url}", 64 if dies == "owner" else 4)
+        process, janitor, names = started(f"docker:{url}", 64 if dies == "owner" else 4)
         listed = api.containers(all=True, filters={"label": LABEL})
         assert len(listed) >= (64 if dies == "owner" else 4)
         if dies != "owner":
             os.kill(janitor, signal.SIGKILL)
         end_of(process)
         if dies != "owner":
-            # One that was being created, and never ran, is left to whoever comes next.
-            wait_until(lambda: not api.containers(filters={"label": LABEL}))
+            # Those that were being started ahead may be left to whoever comes next.
+            wait_until(lambda: not {item["Id"] for item in api.containers()}.intersection(names))
             sweep(api)
         wait_until(lambda: not api.containers(all=True, filters={"label": LABEL}))
         wait_until(lambda: not is_alive(janitor))
+
+
+@pytest.mark.docker
+def test_a_container_whose_owner_dies_while_it_starts_ends_by_itself(monkeypatch):
+    from envs.sandbox import docker_engine
+
+    monkeypatch.setattr(docker_engine, "_WAITING", docker_engine._WAITING.replace("-t 30", "-t 1"))
+    monkeypatch.setattr(docker_engine.Container, "keep", lambda self: None)
+    with running_engine() as url, closing(docker_engine.connect(url)) as api:
+        # Nothing is said, and the input stays open.
+        container = docker_engine.create(api, "default", Limits(), docker_engine.new_mark())
+        wait_until(lambda: not api.containers(all=True))
+        container.let_go()
 
 
 @pytest.mark.docker

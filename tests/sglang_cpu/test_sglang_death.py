@@ -82,5 +82,6 @@ async def test_a_server_that_dies_and_comes_back(installed: None, chat_folder: P
 
 
 async def fail_within_a_turn(engine: SGLangEngine) -> None:
-    with pytest.raises(EngineError, match="broke off /generate"):
+    # One that nothing had come of on a kept connection is sent again, to nobody.
+    with pytest.raises(EngineError, match=r"broke off /generate|cannot reach"):
         await engine.generate(PROMPT, PARAMS, session="s")
