@@ -10,6 +10,8 @@ those of ordinary publishes, where a server hashes its weights once; after them 
 compared. A pause is a load (`load_s_per_gb`) and a check (`check_s_per_gb`), as no token may be sampled before the
 check has passed. Servers of this package do both ahead of it, so that `reader`'s pause is a swap; SGLang does them in
 it: on a CPU SHA-256, for which a core with SHA instructions needs 0.52 s/GB, on a GPU a kernel at the memory's speed.
+Its `load_s_per_gb` begins while it computes a forward pass, which it ends first: what `in_place` has more of than
+`drain` gives tokens.
 `cpu_s_per_gb` is what a publish to a server in this process computed, on all threads: a figure that other work on the
 machine leaves alone.
 
