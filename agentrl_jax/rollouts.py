@@ -12,7 +12,7 @@ from agentrl_jax.controller.evaluation import run_tasks
 from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.ports import RunOneGroup
 from agentrl_jax.controller.sessions import SessionFactory
-from agentrl_jax.controller.slots import GroupSlots
+from agentrl_jax.controller.slots import EpisodeSlots
 from agentrl_jax.controller.statistics import RolloutStatistics, SessionCounts
 from agentrl_jax.controller.telemetry import Telemetry
 from agentrl_jax.engines.pool import EnginePool
@@ -47,24 +47,25 @@ class Rollouts:
         self._families = families
         self._sessions = {name: SessionCounts(make) for name, make in sessions.items()}
         self._config = config
-        self._slots: GroupSlots | None = None
+        self._slots: EpisodeSlots | None = None
         self._renderers = {
             family.name: TemplateRenderer(tokenizer, tools=family.tools, config=config.rendering) for family in families
         }
         self._render_threads = trio.CapacityLimiter(1)  # more would only take turns: Python runs one of them at a time
 
     def training_groups(self, shares: Callable[[], Mapping[str, float]]) -> RunOneGroup:
-        """Run admitted groups, as many at a time as the engines have slots for, each env with its share of them.
+        """Run admitted groups, as many episodes at a time as the engines have slots, each env with its share of them.
 
         More episodes than slots would only take each other's prefixes out of the engines' caches.
         """
         size = self._config.rollout.group_size
-        slots = self._slots = GroupSlots(max(1, self._config.engine.num_slots // size), shares)
+        slots = self._slots = EpisodeSlots(self._config.engine.num_slots, shares)
         setups = self._setups(self.pool, _TRAINING, self._config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
-            async with slots.place(admitted.task.env):
-                return await run_group(admitted, group_size=size, setup=setups[admitted.task.env])
+            env = admitted.task.env
+            async with slots.place(env, size) as places:
+                return await run_group(admitted, group_size=size, setup=setups[env], on_end=places.give_back)
 
         return run_one_group
 

@@ -2,11 +2,14 @@
 
 `colocated`: the synchronous baseline in which all GPUs first generate, then all train. `max_staleness=0`: the same
 program as the asynchronous cases on the same division of the GPUs. All run the same model of service times.
+`in_place`: sessions go on with their caches over a publish, as `--publish.mode in_place` has it; elsewhere their
+prefixes are computed anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.figures import Figure, summarise
 from benchmarks.service_bound import Bound, bounds
@@ -16,7 +19,6 @@ from benchmarks.service_runs import simulate_all
 from benchmarks.service_world import simulate
 
 NAME = "async_vs_sync"
-STALENESS = (0, 1, 2, 4)
 _SEARCH_SEED = 1000
 """Of the runs that choose a set-up: none of them is measured."""
 
@@ -29,12 +31,26 @@ class SetUp:
     crowding: float
 
 
+class Way(NamedTuple):
+    """How a run goes about it. keeps_caches: over publishes."""
+
+    max_staleness: int
+    keeps_caches: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"max_staleness={self.max_staleness}" + (" in_place" if self.keeps_caches else "")
+
+
+WAYS = (*map(Way, (0, 1, 2, 4)), Way(4, keeps_caches=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """num_steps: that count, of each run. set_ups: those that are tried on the fewest GPUs.
+    """num_steps: that count, of each run. set_ups: those that are tried on the fewest GPUs, the last of `ways`.
 
-    sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times. A repeat is a seed: other draws, another
-    order of tasks.
+    sigmas: of the sensitivity table, on the fewest GPUs, tail_repeats times, with the same set-up and the last of
+    `ways`. A repeat is a seed: other draws, another order of tasks.
     """
 
     gpus: tuple[int, ...]
@@ -43,15 +59,15 @@ class Size:
     repeats: int
     tail_repeats: int
     set_ups: tuple[SetUp, ...]
-    staleness: tuple[int, ...] = STALENESS
+    ways: tuple[Way, ...] = WAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """The runs of one seed: the baseline, and those on one division of the GPUs by max_staleness."""
+    """The runs of one seed: the baseline, and those on one division of the GPUs."""
 
     baseline: Outcome
-    runs: Mapping[int, Outcome]
+    runs: Mapping[Way, Outcome]
 
 
 def with_room(model: ServiceModel, work: Work, num_gpus: int, room: float) -> Bound:
@@ -72,23 +88,24 @@ def find_set_up(model: ServiceModel, tail: Tail, size: Size) -> SetUp:
     """The one of `size.set_ups` with which the asynchronous run on the fewest GPUs is fastest."""
     if len(size.set_ups) == 1:
         return size.set_ups[0]
-    num_gpus, k = min(size.gpus), max(size.staleness)
+    num_gpus = min(size.gpus)
     work = batch_of(model, tail, num_gpus)
     divisions = [with_room(model, work, num_gpus, set_up.room) for set_up in size.set_ups]
     cases = [
-        on(division, k, crowding=set_up.crowding, num_steps=size.num_steps, seed=_SEARCH_SEED)
+        on(division, size.ways[-1], crowding=set_up.crowding, num_steps=size.num_steps, seed=_SEARCH_SEED)
         for division, set_up in zip(divisions, size.set_ups, strict=True)
     ]
     speeds = [run.tokens_per_s for run in simulate_all(cases, model, tail)]
     return size.set_ups[speeds.index(max(speeds))]
 
 
-def on(division: Bound, max_staleness: int, *, crowding: float, num_steps: int, seed: int = 0) -> Case:
+def on(division: Bound, way: Way, *, crowding: float, num_steps: int, seed: int = 0) -> Case:
     """A run on one division of the GPUs."""
     return Case(
         num_engines=division.num_engines,
         num_learner_gpus=division.num_learner_gpus,
-        max_staleness=max_staleness,
+        max_staleness=way.max_staleness,
+        keeps_caches=way.keeps_caches,
         num_steps=num_steps,
         crowding=crowding,
         seed=seed,
@@ -101,15 +118,15 @@ def play(
     """All runs on one division of the GPUs, by seed."""
     num_gpus = division.num_engines + division.num_learner_gpus
     cases = {
-        (seed, k): on(division, k, crowding=crowding, num_steps=size.num_steps, seed=seed)
+        (seed, way): on(division, way, crowding=crowding, num_steps=size.num_steps, seed=seed)
         for seed in seeds
-        for k in size.staleness
+        for way in size.ways
     }
     baselines = {seed: replace(colocated(num_gpus, num_steps=size.num_steps), seed=seed) for seed in seeds}
     found = simulate_all([*baselines.values(), *cases.values()], model, tail)
     runs = dict(zip(cases, found[len(seeds) :], strict=True))
     return [
-        Repeat(baseline=baseline, runs={k: runs[seed, k] for k in size.staleness})
+        Repeat(baseline=baseline, runs={way: runs[seed, way] for way in size.ways})
         for seed, baseline in zip(baselines, found, strict=False)
     ]
 
@@ -144,18 +161,18 @@ def run_figures(model: ServiceModel, case: str, runs: Sequence[Outcome], baselin
 
 
 def size_figures(model: ServiceModel, division: Bound, crowding: float, repeats: Sequence[Repeat]) -> Iterator[Figure]:
-    """The figures of one number of GPUs. `best`: the max_staleness with the best median of tokens/s."""
+    """The figures of one number of GPUs. `best`: the way with the best median of tokens/s."""
     num_gpus = division.num_engines + division.num_learner_gpus
     where = f"gpus={num_gpus}"
     baselines = [found.baseline for found in repeats]
     yield from run_figures(model, f"{where} colocated", baselines, baselines)
-    staleness = list(repeats[0].runs)
-    for k in staleness:
-        runs = [found.runs[k] for found in repeats]
-        yield from run_figures(model, f"{where} max_staleness={k}", runs, baselines)
-        same = [found.runs[k].tokens_per_s / found.runs[0].tokens_per_s for found in repeats]
-        yield from _summaries(f"{where} max_staleness={k}", {"over_same_division": ("", same)})
-    best = max(staleness, key=lambda k: median(found.runs[k].tokens_per_s for found in repeats))
+    ways = list(repeats[0].runs)
+    for way in ways:
+        runs = [found.runs[way] for found in repeats]
+        yield from run_figures(model, f"{where} {way.name}", runs, baselines)
+        same = [found.runs[way].tokens_per_s / found.runs[Way(0)].tokens_per_s for found in repeats]
+        yield from _summaries(f"{where} {way.name}", {"over_same_division": ("", same)})
+    best = max(ways, key=lambda way: median(found.runs[way].tokens_per_s for found in repeats))
     runs = [found.runs[best] for found in repeats]
     limits = [bounds(model, run.work, num_gpus)[0].tokens_per_s for run in runs]
     ratios = [run.tokens_per_s / base.tokens_per_s for run, base in zip(runs, baselines, strict=True)]
@@ -166,7 +183,8 @@ def size_figures(model: ServiceModel, division: Bound, crowding: float, repeats:
         "bound_tokens_per_s": ("1/s", limits),
         "over_colocated": ("", ratios),
         "bound_over_colocated": ("", [limit / b.tokens_per_s for limit, b in zip(limits, baselines, strict=True)]),
-        "max_staleness": ("versions", [best]),
+        "max_staleness": ("versions", [best.max_staleness]),
+        "keeps_caches": ("", [float(best.keeps_caches)]),
         "engine_gpus": ("GPUs", [division.num_engines]),
         "crowding": ("", [crowding]),
         "sync_tokens_per_s": ("1/s", [base.tokens_per_s for base in baselines]),
@@ -180,11 +198,13 @@ def size_figures(model: ServiceModel, division: Bound, crowding: float, repeats:
 def halves_figures(
     model: ServiceModel, tail: Tail, num_gpus: int, crowding: float, repeats: Sequence[Repeat]
 ) -> Iterator[Figure]:
-    """The released division, half of the GPUs each, with the largest max_staleness that was run."""
+    """The released division, half of the GPUs each, and the last of the ways that were run."""
+    way = list(repeats[0].runs)[-1]
     half = Case(
         num_engines=num_gpus // 2,
         num_learner_gpus=num_gpus - num_gpus // 2,
-        max_staleness=max(repeats[0].runs),
+        max_staleness=way.max_staleness,
+        keeps_caches=way.keeps_caches,
         num_steps=repeats[0].baseline.work.num_steps,
         crowding=crowding,
     )
@@ -193,15 +213,14 @@ def halves_figures(
     yield from run_figures(model, f"gpus={num_gpus} halves", runs, baselines)
 
 
-def tail_figures(model: ServiceModel, tail: Tail, size: Size) -> Iterator[Figure]:
-    """One row of the sensitivity table: each tail with its own latency and set-up."""
-    num_gpus, k = min(size.gpus), max(size.staleness)
-    set_up = find_set_up(model, tail, size)
+def tail_figures(model: ServiceModel, tail: Tail, size: Size, set_up: SetUp) -> Iterator[Figure]:
+    """One row of the sensitivity table: each tail with its own latency."""
+    num_gpus, way = min(size.gpus), size.ways[-1]
     division = with_room(model, batch_of(model, tail, num_gpus), num_gpus, set_up.room)
-    alone = replace(size, staleness=(k,))
+    alone = replace(size, ways=(way,))
     repeats = play(model, tail, division, set_up.crowding, alone, range(size.tail_repeats))
-    runs, baselines = [found.runs[k] for found in repeats], [found.baseline for found in repeats]
-    case = f"sigma={tail.sigma} gpus={num_gpus} max_staleness={k}"
+    runs, baselines = [found.runs[way] for found in repeats], [found.baseline for found in repeats]
+    case = f"sigma={tail.sigma} gpus={num_gpus} {way.name}"
     wanted = {"tokens_per_s", "over_colocated", "fraction_of_bound", "prefill_over_new", "straggler_wait_frac"}
     yield from (figure for figure in run_figures(model, case, runs, baselines) if figure.metric in wanted)
     values: dict[str, tuple[str, Sequence[float]]] = {
@@ -224,7 +243,9 @@ def virtual_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     for num_gpus in size.gpus:
         division = with_room(model, batch_of(model, tail, num_gpus), num_gpus, set_up.room)
         repeats = play(model, tail, division, set_up.crowding, size, range(size.repeats))
-        of_halves = halves_figures(model, tail, num_gpus, set_up.crowding, repeats)
-        yield [*size_figures(model, division, set_up.crowding, repeats), *of_halves]
+        found = list(size_figures(model, division, set_up.crowding, repeats))
+        if num_gpus == min(size.gpus):
+            found += halves_figures(model, tail, num_gpus, set_up.crowding, repeats)
+        yield found
     for sigma in size.sigmas:
-        yield list(tail_figures(model, model.tail(sigma), size))
+        yield list(tail_figures(model, model.tail(sigma), size, set_up))

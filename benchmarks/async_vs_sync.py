@@ -2,14 +2,15 @@
 
     python -m benchmarks.async_vs_sync [--json] [--quick] [--mode virtual|real|both] [--model FOLDER]
 
-virtual (a quarter of an hour on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
+virtual (twenty minutes on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
   virtual time, over service times of engines, learner, publishes and environments (service_model.py). The set-up is the
   published one: Qwen2.5-14B on WebShop at 16, 32 and 64 GPUs. The model's only free values, the environments' latency
   and its tail, were calibrated on the published synchronous throughput before the first asynchronous run
   (service_calibration.py). Two synchronous baselines: `colocated`, in which all GPUs first generate, then all train,
-  and `max_staleness=0`, the same program on the same division of the GPUs. The division and the number of places are
-  searched for, by runs that are not measured; `halves` is the released division. Below: the same for other tails, each
-  with its own calibrated latency, division and places. The seed of a repeat decides every figure of it.
+  and `max_staleness=0`, the same program on the same division of the GPUs. `in_place`: sessions keep their caches over
+  publishes (`--publish.mode in_place`); elsewhere their prefixes are computed anew. The division and the number of
+  places are searched for, by runs that are not measured; `halves` is the released division. Below: the same for other
+  tails, each with its own calibrated latency. The seed of a repeat decides every figure of it.
 real (a quarter of an hour on two quiet cores): the joined pipeline with the embedded engine, pinned to a core, learner
   and controller to another, and environments of log-normal latency (async_real.py).
 
@@ -27,7 +28,7 @@ from typing import Literal
 
 from agentrl_jax.errors import ConfigError
 from benchmarks import async_real, async_virtual
-from benchmarks.async_virtual import SetUp
+from benchmarks.async_virtual import SetUp, Way
 from benchmarks.figures import Figure, json_lines, table
 from benchmarks.service_calibration import SIGMAS
 from benchmarks.service_model import load
@@ -39,7 +40,7 @@ VIRTUAL = async_virtual.Size(
     num_steps=6,
     repeats=3,
     tail_repeats=1,
-    set_ups=tuple(SetUp(room=room, crowding=crowding) for room in (0.6, 0.85) for crowding in (1.5, 2.0)),
+    set_ups=tuple(SetUp(room=room, crowding=crowding) for room in (0.7, 0.85) for crowding in (0.8, 1.0)),
 )
 VIRTUAL_QUICK = async_virtual.Size(
     gpus=(16,),
@@ -47,8 +48,8 @@ VIRTUAL_QUICK = async_virtual.Size(
     num_steps=2,
     repeats=1,
     tail_repeats=1,
-    set_ups=(SetUp(room=0.6, crowding=2.0),),
-    staleness=(0, 4),
+    set_ups=(SetUp(room=0.85, crowding=1.0),),
+    ways=(Way(0), Way(4, keeps_caches=True)),
 )
 
 
@@ -60,14 +61,14 @@ class Options:
     """One JSON line per figure instead of tables"""
     quick: bool = False
     """One size, few and short runs"""
-    mode: Literal["virtual", "real", "both"] = "both"
+    mode: Literal["virtual", "real", "both"] = "virtual"
     """In virtual time over service times, for real, or both"""
     model: Path | None = None
     """Policy folder for the real mode (default: one made by a short warm-up)"""
 
     def __post_init__(self) -> None:
         if self.model is not None and self.mode == "virtual":
-            raise ConfigError("--model has no effect with --mode virtual; leave it out")
+            raise ConfigError("--model has no effect with --mode virtual; leave it out, or add --mode real")
         if self.model is not None and not self.model.is_dir():
             raise ConfigError(f"--model {self.model}: expected a policy folder, but there is none")
 

@@ -4,8 +4,9 @@
 
 The simulation of benchmarks.async_vs_sync (the real controller over service times, in virtual time) from 16 to 1,024
 GPUs. `gpus=N`: the batch grows with the GPUs, and so do the concurrent episodes, to 20,000. `gpus=N fixed-batch`: the
-batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, and the
-division of the GPUs leaves the engines some room (`async_virtual.with_room`).
+batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, publishes
+are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Takes a quarter
+of an hour on two cores, most of it for the largest size.
 
 What bends a curve is whatever is not divided among more GPUs:
 
@@ -23,6 +24,7 @@ same at all sizes.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from benchmarks.async_virtual import fraction_of_bound, with_room
@@ -32,13 +34,14 @@ from benchmarks.report_results import Kept
 from benchmarks.service_bound import bounds
 from benchmarks.service_cases import Case, Outcome, Work, colocated
 from benchmarks.service_model import ServiceModel, Tail, load
+from benchmarks.service_runs import workers
 from benchmarks.service_world import simulate
 from launch.command import parse
 
 NAME = "scale"
 MAX_STALENESS = 4
 FIXED_GPUS = 64
-_ROOM = 0.85
+_ROOM, _CROWDING = 0.85, 1.0
 _SHAPE_GPUS = 16
 """On so many, one batch is played to see what episodes are like."""
 
@@ -68,18 +71,22 @@ class Options:
     """Also draw the curves into this file"""
 
 
-def measure(
-    model: ServiceModel, tail: Tail, shape: Work, num_gpus: int, num_groups: int, num_steps: int
-) -> tuple[Outcome, float]:
-    """One run of batches like `shape`, and the CPU-seconds that it took here."""
+def case_of(model: ServiceModel, shape: Work, num_gpus: int, num_groups: int, num_steps: int) -> Case:
+    """A run of batches like `shape`."""
     division = with_room(model, shape.scaled(num_groups / shape.num_groups), num_gpus, _ROOM)
-    case = Case(
+    return Case(
         num_engines=division.num_engines,
         num_learner_gpus=division.num_learner_gpus,
         max_staleness=MAX_STALENESS,
         num_steps=num_steps,
         num_groups=num_groups,
+        crowding=_CROWDING,
+        keeps_caches=True,
     )
+
+
+def measure(case: Case, model: ServiceModel, tail: Tail) -> tuple[Outcome, float]:
+    """One run, and the CPU-seconds that it took this process."""
     begun = time.process_time()
     outcome = simulate(case, model, tail)
     return outcome, time.process_time() - begun
@@ -107,15 +114,19 @@ def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> I
 
 
 def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
-    """A list for each size, as it is found."""
+    """A list for each size."""
     tail = model.published_tail
     shape = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
-    for num_gpus in size.growing:
-        outcome, cpu_s = measure(model, tail, shape, num_gpus, model.num_groups(num_gpus), size.num_steps)
-        yield list(figures(f"gpus={num_gpus}", model, outcome, cpu_s))
-    for num_gpus in size.fixed:
-        outcome, cpu_s = measure(model, tail, shape, num_gpus, model.num_groups(FIXED_GPUS), size.num_steps)
-        yield list(figures(f"gpus={num_gpus} fixed-batch", model, outcome, cpu_s))
+    asked = {f"gpus={num_gpus}": (num_gpus, model.num_groups(num_gpus)) for num_gpus in size.growing}
+    asked |= {f"gpus={num_gpus} fixed-batch": (num_gpus, model.num_groups(FIXED_GPUS)) for num_gpus in size.fixed}
+    cases = {name: case_of(model, shape, *each, size.num_steps) for name, each in asked.items()}
+    # The longest first, or one core would wait for it at the end.
+    order = sorted(cases, key=lambda name: -(cases[name].num_groups or 0))
+    with workers(len(cases)) as pool:
+        found = dict(
+            zip(order, pool.map(measure, [cases[name] for name in order], repeat(model), repeat(tail)), strict=True)
+        )
+    yield from (list(figures(name, model, *found[name])) for name in cases)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,9 +12,8 @@ class Case:
     """What is simulated. num_engines + num_learner_gpus is the number of GPUs, unless it is colocated.
 
     num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
-    crowding: episodes that have a place, over those that the engines' caches hold. Most wait for their environments,
-    and the places of a group stay taken until its slowest episode ends; with many more, they take each other's prefixes
-    out of the caches.
+    crowding: episodes that have a place, over those of mean length that the engines' caches hold; with many more, they
+    take each other's prefixes out of the caches. keeps_caches: see `ServiceEngine`.
     """
 
     num_engines: int
@@ -24,6 +23,7 @@ class Case:
     is_colocated: bool = False
     num_groups: int | None = None
     crowding: float = 2.0
+    keeps_caches: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 It knows three kinds of time (service_model.py). *Iterations*: each gives one token to every running turn; they get
 slower with every token of context. *Prefill*: what of a prompt is not in the cache is computed first, and meanwhile
-nothing decodes. *Publishes*: nothing runs, and the cache is worth nothing afterwards. A turn waits, first come first
-served, while the contexts of the running ones leave no room; idle sessions' prefixes give way, the oldest first.
+nothing decodes. *Publishes*: nothing runs, and the cache is worth nothing afterwards, unless the engine keeps it. A
+turn waits, first come first served, while the contexts of the running ones leave no room; idle sessions' prefixes give
+way, the oldest first.
 
 Time is advanced from event to event. Between two events b turns decode whose contexts hold K tokens; so n iterations
 take n × t0 + kappa × (n × K + b × n² / 2) seconds, which is inverted where an event comes in between.
@@ -49,17 +50,18 @@ class _Turn:
 class ServiceEngine:
     """Implements `engines.protocol.Engine`. `run` must be running while turns are asked of it.
 
+    keeps_caches: sessions go on with what older weights have computed, as `--publish.mode in_place` has it.
     busy_s: seconds in which a turn decoded, a prompt was computed, or a publish held everything up; to its last event.
     """
 
     pool: Pool = "current"
 
-    def __init__(self, name: str, model: ServiceModel, sigma: float) -> None:
+    def __init__(self, name: str, model: ServiceModel, sigma: float, *, keeps_caches: bool = False) -> None:
         self.name, self.version = name, 0
         self.busy_s = 0.0
         self.num_iterations = 0.0
         self.prefilled_tokens = self.sampled_tokens = self.num_turns = 0
-        self._model, self._sigma = model, sigma
+        self._model, self._sigma, self._keeps_caches = model, sigma, keeps_caches
         self._running: list[tuple[float, int, _Turn]] = []  # by the iteration at which they end
         self._waiting: deque[_Turn] = deque()
         self._idle: OrderedDict[str, int] = OrderedDict()  # cached tokens by session, oldest first
@@ -100,8 +102,9 @@ class ServiceEngine:
         self._stall(self._model.publish_s)
         await trio.sleep_until(self._stalled_until)
         self._advance()
-        self._idle.clear()
-        self._num_idle = 0
+        if not self._keeps_caches:
+            self._idle.clear()
+            self._num_idle = 0
         self.version = version
         self._updates.append((self.num_iterations, version))
 
@@ -176,7 +179,7 @@ class ServiceEngine:
             _, _, turn = heappop(self._running)
             self._context_tokens -= turn.num_context
             self._num_reserved -= turn.num_context
-            if turn.version == self.version:  # else its cache holds keys of two versions
+            if turn.version == self.version or self._keeps_caches:  # else its cache holds keys of two versions
                 self._idle[turn.session] = turn.num_context
                 self._num_idle += turn.num_context
             turn.done.set()

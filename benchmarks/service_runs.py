@@ -11,10 +11,15 @@ from benchmarks.service_model import ServiceModel, Tail
 from benchmarks.service_world import simulate
 
 
+def workers(num_cases: int) -> ProcessPoolExecutor:
+    """As many processes as there are cores for them."""
+    num_cores = min(num_cases, len(os.sched_getaffinity(0)))
+    return ProcessPoolExecutor(num_cores, mp_context=get_context("spawn"))
+
+
 def simulate_all(cases: Sequence[Case], model: ServiceModel, tail: Tail) -> list[Outcome]:
     """`simulate` of each case, in their order, as many at a time as there are cores for this process."""
-    num_cores = min(len(cases), len(os.sched_getaffinity(0)))
-    if num_cores < 2:
+    if min(len(cases), len(os.sched_getaffinity(0))) < 2:
         return [simulate(case, model, tail) for case in cases]
-    with ProcessPoolExecutor(num_cores, mp_context=get_context("spawn")) as pool:
+    with workers(len(cases)) as pool:
         return list(pool.map(simulate, cases, repeat(model), repeat(tail)))

@@ -22,7 +22,7 @@ from agentrl_jax.controller.group import AdmittedGroup, run_group
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import RunOneGroup, StepOutcome, StepRecord
 from agentrl_jax.controller.sessions import WithoutQueue
-from agentrl_jax.controller.slots import GroupSlots
+from agentrl_jax.controller.slots import EpisodeSlots
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
 from agentrl_jax.env import Action, Message, StepResult, Tool
@@ -148,7 +148,10 @@ class World:
     def __init__(self, case: Case, model: ServiceModel, tail: Tail) -> None:
         self.case, self.model, self.tail = case, model, tail
         self.sessions = _Sessions(model, tail)
-        self.engines = [ServiceEngine(f"engine-{number}", model, tail.sigma) for number in range(case.num_engines)]
+        self.engines = [
+            ServiceEngine(f"engine-{number}", model, tail.sigma, keeps_caches=case.keeps_caches)
+            for number in range(case.num_engines)
+        ]
         self.pool = EnginePool(self.engines, [], PoolConfig(lagging_prob=0.0), case.seed)
         self.num_groups = case.num_groups or model.num_groups(case.num_gpus)
         self.learner_busy_s = 0.0
@@ -196,7 +199,7 @@ class World:
             max_staleness=self.case.max_staleness,
         )
         sampler = TaskSampler([ScriptedFamily(name=_ENV, size=_NUM_TASKS)], {_ENV: 1.0}, self.case.seed)
-        slots = GroupSlots(self._num_places(), sampler.concurrency_shares)
+        slots = EpisodeSlots(self._num_places(), sampler.concurrency_shares)
         run_one_group = self._group_runner(slots)
         async with trio.open_nursery() as nursery:
             for engine in self.engines:
@@ -213,10 +216,9 @@ class World:
             nursery.cancel_scope.cancel()
 
     def _num_places(self) -> int:
-        episodes = self.case.num_engines * self.model.sessions_per_engine * self.case.crowding
-        return max(1, int(episodes / self.model.batch.group_size))
+        return max(1, int(self.case.num_engines * self.model.sessions_per_engine * self.case.crowding))
 
-    def _group_runner(self, slots: GroupSlots) -> RunOneGroup:
+    def _group_runner(self, slots: EpisodeSlots) -> RunOneGroup:
         episode = self.model.episode
         setup = EpisodeSetup(
             sessions=self.sessions,
@@ -236,8 +238,9 @@ class World:
         )
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
-            async with slots.place(_ENV):
-                return await run_group(admitted, group_size=self.model.batch.group_size, setup=setup)
+            size = self.model.batch.group_size
+            async with slots.place(_ENV, size) as places:
+                return await run_group(admitted, group_size=size, setup=setup, on_end=places.give_back)
 
         return run_one_group
 

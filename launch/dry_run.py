@@ -151,8 +151,8 @@ def _step(plan: RunPlan, machine: Machine) -> Iterator[str]:
         f"{plan.num_episodes:,} episodes or more"
     )
     yield (
-        f"{rollout.num_permits:,} groups in flight at the most (age up to {rollout.max_staleness}), of which "
-        f"{max(1, config.engine.num_slots // rollout.group_size):,} play at a time"
+        f"{rollout.num_permits:,} groups in flight at the most (age up to {rollout.max_staleness}); "
+        f"{max(config.engine.num_slots, rollout.group_size):,} episodes play at a time"
     )
     lengths = ", ".join(f"{length:,}" for length in packing.row_tokens)
     yield (

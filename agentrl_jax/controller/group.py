@@ -1,6 +1,6 @@
 """The G episodes of one task, run side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +26,12 @@ class AdmittedGroup:
     switch: CancelSwitch = field(default_factory=CancelSwitch)
 
 
-async def run_group(admitted: AdmittedGroup, *, group_size: int, setup: EpisodeSetup) -> Group:
+async def run_group(
+    admitted: AdmittedGroup, *, group_size: int, setup: EpisodeSetup, on_end: Callable[[], None] = lambda: None
+) -> Group:
     """Run `group_size` episodes of one task and return them in member order once all have ended.
+
+    on_end: told of each that has.
 
     Raises RecordError if members that got a first prompt got different ones: a baseline over them would compare
     answers to different questions, so this is a fault of the environment that a run must not survive.
@@ -38,6 +42,7 @@ async def run_group(admitted: AdmittedGroup, *, group_size: int, setup: EpisodeS
         trajectories[member] = await run_episode(
             admitted.task, admitted.group_id, member, setup=setup, switch=admitted.switch
         )
+        on_end()
 
     async with trio.open_nursery() as nursery:
         for member in range(group_size):

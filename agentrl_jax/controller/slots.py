@@ -1,4 +1,4 @@
-"""Who runs when the engines are full: places for groups, shared between envs by how long their episodes take.
+"""Who runs when the engines are full: places for episodes, shared between envs by how long theirs take.
 
 The tasks that are drawn, and so the mix that is trained, are the sampler's business alone. Places decide only which of
 the groups that are admitted already start first: in proportion to weight × time of an episode, so that the groups of
@@ -20,7 +20,7 @@ _EMA = 0.1
 
 
 class EpisodeTimes:
-    """How long groups of each env hold a place: the time of their slowest episode, smoothed.
+    """How long groups of each env take: the time of their slowest episode, smoothed.
 
     time ← time + 0.1 × (slowest episode of the group − time), seconds; the first group sets it.
     """
@@ -63,66 +63,91 @@ class EpisodeTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatistics:
-    """A snapshot of `GroupSlots`; running and waiting groups by env."""
+    """A snapshot of `EpisodeSlots`; running: episodes by env; waiting: groups by env."""
 
     num_slots: int
     running: Mapping[str, int]
     waiting: Mapping[str, int]
 
 
-class GroupSlots:
-    """A fixed number of places for running groups. None is free while a group waits.
+class Places:
+    """What one group has asked for, and holds from `given` on."""
 
-    A free place goes to the env that has none, if one waits; else to the env with the least (running + 1) / share.
-    Among equals, and within an env, to whoever has waited longest.
+    def __init__(self, env: str, size: int, slots: "EpisodeSlots") -> None:
+        self.env, self.num_held, self.given = env, size, trio.Event()
+        self._slots = slots
+
+    def give_back(self, number: int = 1) -> None:
+        """So many episodes of the group have ended."""
+        self.num_held -= number
+        self._slots.take_back(self.env, number)
+
+
+class EpisodeSlots:
+    """A fixed number of places for running episodes. A group starts when there is one for each of its episodes.
+
+    An episode's place is free as soon as it ends, not when the slowest of its group does. Free places go to the env
+    that has none, if one waits; else to the env with the least (running + size) / share. Among equals, and within an
+    env, to whoever has waited longest; nobody else starts before that group does.
     """
 
     def __init__(self, num_slots: int, shares: Callable[[], Mapping[str, float]]) -> None:
-        """shares: asked anew for every place; see `EpisodeTimes.shares`. Raises ConfigError without any place."""
+        """shares: asked anew for every group; see `EpisodeTimes.shares`. Raises ConfigError without any place."""
         if num_slots < 1:
             raise ConfigError(f"groups need at least one place to run in, got {num_slots}")
         self._num_slots = num_slots
         self._shares = shares
         self._running: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, trio.Event]] = deque()
+        self._waiting: deque[Places] = deque()
 
     @asynccontextmanager
-    async def place(self, env: str) -> AsyncIterator[None]:
-        """Wait for a place, and keep it for the body."""
-        asked = (env, trio.Event())
+    async def place(self, env: str, size: int = 1) -> AsyncIterator[Places]:
+        """Wait for places for a group of `size` episodes; those that are not given back earlier are kept for the body.
+
+        A group that is larger than all places together waits for all of them.
+        """
+        asked = Places(env, size, self)
         self._waiting.append(asked)
         self._hand_out()
         try:
-            await asked[1].wait()
-            yield
+            await asked.given.wait()
+            yield asked
         finally:
-            if asked[1].is_set():
-                self._running[env] -= 1
+            if asked.given.is_set():
+                asked.give_back(asked.num_held)
             else:
                 self._waiting.remove(asked)
-            self._hand_out()
+                self._hand_out()
+
+    def take_back(self, env: str, number: int) -> None:
+        """See `Places.give_back`."""
+        self._running[env] -= number
+        self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self._running.total() < self._num_slots:
-            chosen = self._next()
+        while self._waiting:
+            chosen, running = self._next(), self._running.total()
+            if running and running + chosen.num_held > self._num_slots:
+                return
             self._waiting.remove(chosen)
-            self._running[chosen[0]] += 1
-            chosen[1].set()
+            self._running[chosen.env] += chosen.num_held
+            chosen.given.set()
 
-    def _next(self) -> tuple[str, trio.Event]:
+    def _next(self) -> Places:
         shares = self._shares()
 
-        def crowding(env: str) -> float:
-            return (self._running[env] + 1) / shares[env] if self._running[env] and shares[env] > 0 else 0.0
+        def crowding(asked: Places) -> float:
+            running, share = self._running[asked.env], shares[asked.env]
+            return (running + asked.num_held) / share if running and share > 0 else 0.0
 
-        first: dict[str, tuple[str, trio.Event]] = {}
+        first: dict[str, Places] = {}
         for asked in self._waiting:
-            first.setdefault(asked[0], asked)
-        return first[min(first, key=crowding)]
+            first.setdefault(asked.env, asked)
+        return min(first.values(), key=crowding)
 
     def statistics(self) -> SlotStatistics:
         return SlotStatistics(
             num_slots=self._num_slots,
             running=dict(+self._running),
-            waiting=dict(Counter(env for env, _ in self._waiting)),
+            waiting=dict(Counter(asked.env for asked in self._waiting)),
         )

@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 
@@ -157,7 +157,8 @@ async def open_fleet(
         sidecars = await stack.enter_async_context(trio.open_nursery())
         stack.callback(sidecars.cancel_scope.cancel)
         for address in addresses:
-            turns, facts = await _open(address, exports, model, token, say, stack, open_engine)
+            settings = {"token": token, "pause_mode": config.pause_mode}
+            turns, facts = await _open(address, exports, model, settings, say, stack, open_engine)
             gate = TurnGate()
             transport = _transport(config, turns.weights, facts, sidecars)
             publisher = Publisher(address.name, turns.weights, facts, transport, config, verification, gate)
@@ -176,13 +177,13 @@ async def _open(
     address: ServerAddress,
     exports: ExportFolder,
     model: ServedModel,
-    token: str | None,
+    settings: Mapping[str, Any],
     say: Say,
     stack: AsyncExitStack,
     open_engine: OpenEngine,
 ) -> tuple[SGLangEngine, ServerFacts]:
-    settings = {"name": address.name, "pool": address.pool, "version": _UNKNOWN_VERSION, "token": token}
-    opening = open_engine(address.url, tensors=exports.shapes, **settings)
+    place = {"name": address.name, "pool": address.pool, "version": _UNKNOWN_VERSION}
+    opening = open_engine(address.url, tensors=exports.shapes, **place, **settings)
     problems = []
     # Around all that is opened: a scope cannot be left before what was entered within it.
     patience = stack.enter_context(trio.CancelScope(deadline=trio.current_time() + _START_S))

@@ -18,11 +18,14 @@ class PublishConfig:
     """Publishing to the servers that --engines and --lagging-engines name.
 
     Turns that run during a publish: `retract` computes their prefix anew by the new weights, so that every token is
-    explained by exactly one version, and costs that prefill once; `in_place` goes on with the cache of the old weights,
-    without that prefill, and leaves tokens that no single version explains; `abort` samples the turn again from its
-    beginning, and SGLang pauses a second longer for it; `drain` first waits until they have ended, for which all others
-    wait. `retract` and `in_place` pause equally long in benchmarks/publish.py (milliseconds, transfer and check): the
-    prefill is all that `retract` costs more, and correct ratios are what it buys.
+    explained by exactly one version, and costs that prefill once, as do the next turns of all sessions. `in_place` goes
+    on with the caches of the old weights, none older than its session, without that prefill, and leaves tokens that no
+    single version explains, recorded with the probabilities that they were drawn with; servers of this package compute
+    prefixes anew all the same. `abort` samples the turn again from its beginning, and SGLang pauses a second longer for
+    it; `drain` first waits until they have ended, for which all others wait. `retract` and `in_place` pause equally
+    long in benchmarks/publish.py (milliseconds, transfer and check): the prefill is all that `retract` costs more (in
+    benchmarks/async_vs_sync.py two thirds on top of what prompts need at least, which engines may not have time for),
+    and ratios between whole policies are what it buys.
     """
 
     transport: TransportName = "disk"
@@ -77,5 +80,5 @@ class PublishConfig:
 
     @property
     def flush_cache(self) -> bool:
-        """SGLang cannot flush while turns keep their cache; prefixes are kept apart by version all the same."""
+        """SGLang cannot flush while turns keep their cache."""
         return self.mode != "in_place"

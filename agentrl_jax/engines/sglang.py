@@ -5,7 +5,8 @@ Weights travel as a folder that the server can read too; `weights` offers the re
   refused on this side before anything is sent.
 - Whatever happens to a publish, the server is asked to go on with sampling.
 - A turn that its caller gives up is ended on the server too, at the latest when a pause is over.
-- Prefixes are kept apart by version, so that no prompt builds on a cache that other weights have computed.
+- Prefixes are kept apart by version, so that no prompt builds on a cache that other weights have computed. Where
+  publishes are `in_place`, the version is that at which the session began: nothing in its cache is older.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -45,8 +46,9 @@ async def open_sglang_engine(
 
     tensors: every tensor of the model (`weight_folder.tensor_shapes` of any checkpoint). version: of the weights that
     the server was started with, where it does not say itself. pause_mode: what a publish does to running turns.
-    retract: they go on, their cache computed anew by the new weights; in_place: with the cache of the old ones, which
-    is quicker and leaves log-probabilities that no single version explains; abort: they fail with EngineError.
+    retract: they go on, their cache computed anew by the new weights; in_place: with the cache of the old ones, as the
+    session's next turns do, which is quicker and leaves log-probabilities that no single version explains; abort: they
+    fail with EngineError.
     truncates: whether turns may be drawn with a top_k, top_p or min_p, as evaluations may; their log-probabilities
     are not those that they were drawn with, so training must not.
     Raises EngineError if the server does not answer, refuses the token, or draws by other rules than it reports;
@@ -92,6 +94,7 @@ class SGLangEngine:
         self._version = self._first_version = version
         self._pauses = ServerPauses(client, self.weights, pause_mode)
         self._pause_mode, self._truncates = pause_mode, truncates
+        self._begun: dict[str, int] = {}  # the version of each session's first turn, where publishes are in_place
         embeddings = [shape for tensor, shape in tensors.items() if tensor.endswith("embed_tokens.weight")]
         self._vocab_size = embeddings[0][0] if embeddings else None
         self._info = ServerInfo()
@@ -153,7 +156,7 @@ class SGLangEngine:
         self._running += 1
         expected = self._version
         try:
-            response = await self._ask(prompt_ids, sampling, session, expected)
+            response = await self._ask(prompt_ids, sampling, session)
         finally:
             self._running -= 1
         generated = self._checked(response).decode(Generated)
@@ -171,6 +174,7 @@ class SGLangEngine:
 
     async def end_session(self, session: str) -> None:
         """See `Engine.end_session`. SGLang's own cache is one for all, and drops what is not used."""
+        self._begun.pop(session, None)
         if self._info.engine != "sglang":
             self._checked(await self._client.post("/close_session", {"session_id": session}, is_idempotent=True))
         else:
@@ -243,8 +247,11 @@ class SGLangEngine:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S), suppress(EngineError):
                     await self.resume()
 
-    async def _ask(self, prompt: Ids, sampling: SamplingParams, session: str, version: int) -> HttpResponse:
+    async def _ask(self, prompt: Ids, sampling: SamplingParams, session: str) -> HttpResponse:
         """Send a turn, once more under another name if the server still runs what a broken connection has left."""
+        version = self._version
+        if self._pause_mode == "in_place":
+            version = self._begun.setdefault(session, version)
         for rid in (uuid4().hex, uuid4().hex):
             body = generate_body(rid, prompt, sampling, session=session, cache_version=version)
             try:

@@ -25,7 +25,7 @@ def generate_body(
 ) -> dict[str, Any]:
     """The body of /generate for one turn.
 
-    cache_version: names the weights whose cached prefixes may serve the prompt. Every setting that changes what is
+    cache_version: of the oldest weights whose cached prefixes may serve the prompt. Every setting that changes what is
     drawn is named, so that a server's own defaults have no say.
     """
     truncation = sampling.truncation

@@ -104,7 +104,7 @@ def run_figures(records: Sequence[Mapping[str, Any]], table: EpisodeTable) -> di
 def step_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """One list a figure, one entry a step; None where it was not measured. Rates are per second of the whole step.
 
-    learner_busy_frac: learn_s / step_s. slots_busy_frac: of the places for groups, those in use as the step ended.
+    learner_busy_frac: learn_s / step_s. slots_busy_frac: of the places for episodes, those in use as the step ended.
     tokens_per_s is of the whole run, not of one device.
     """
     columns = {name: [_short(_at(step, path)) for step in steps] for name, path in _PLACES.items()}

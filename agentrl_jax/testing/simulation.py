@@ -14,7 +14,7 @@ from agentrl_jax.controller.ledger import Ending
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import LoopResult, StepRecord
 from agentrl_jax.controller.sessions import SessionFactory
-from agentrl_jax.controller.slots import GroupSlots
+from agentrl_jax.controller.slots import EpisodeSlots
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.engines.pool import EnginePool, PoolConfig
 from agentrl_jax.testing.engine import FakeEngine
@@ -100,9 +100,9 @@ class Simulation:
         return self.sampler()
 
     @cached_property
-    def places(self) -> GroupSlots | None:
+    def places(self) -> EpisodeSlots | None:
         """See `num_places`."""
-        return None if self.num_places is None else GroupSlots(self.num_places, self.task_sampler.concurrency_shares)
+        return None if self.num_places is None else EpisodeSlots(self.num_places, self.task_sampler.concurrency_shares)
 
     def sampler(self) -> TaskSampler:
         """A fresh sampler over this simulation's envs."""

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -47,6 +48,20 @@ async def test_wup_01_prefixes_of_older_weights_are_never_asked_for(tmp_path: Pa
         asked = [request.body for request in host.requests if request.path == "/generate"]
         assert [b'"cache_salt":"v0"' in body for body in asked] == [True, True, False]
         assert b'"cache_salt":"v2"' in asked[-1]
+
+
+async def test_wup_01_where_sessions_keep_their_prefixes_none_is_older_than_its_session(tmp_path: Path) -> None:
+    async with open_served(FakeEngine(), pause_mode="in_place") as (client, host):
+        await client.generate(PROMPT, PARAMS, session="old")
+        await client.publish(fake_weights(tmp_path, 2), 2)
+        for session in ("old", "new"):
+            await client.generate(PROMPT, PARAMS, session=session)
+        await client.publish(fake_weights(tmp_path, 3), 3)
+        await client.generate(PROMPT, PARAMS, session="new")
+        await client.end_session("old")
+        await client.generate(PROMPT, PARAMS, session="old")  # another one of that name
+        asked = [msgspec.json.decode(request.body) for request in host.requests if request.path == "/generate"]
+        assert [body["cache_salt"] for body in asked] == ["v0", "v0", "v2", "v2", "v3"]
 
 
 async def test_wup_05_publishes_in_a_turn_cost_no_token_and_add_none(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -60,7 +60,7 @@ def test_batch_arithmetic_by_hand(planned: Plan) -> None:
     printed = planned(*flags, *pace, "--max-steps=7", "--engine.num-slots=10", "--tasks=kg,alfworld")
     # Rows are a multiple of 32 long; 3 of them on each of 4 devices; 40 episodes fill 4 micro-batches of 12.
     assert "10 groups at least, 30 at the most, of 4 episodes: 40 episodes or more" in printed
-    assert "30 groups in flight at the most (age up to 2), of which 2 play at a time" in printed
+    assert "30 groups in flight at the most (age up to 2); 10 episodes play at a time" in printed
     assert "up to 512 tokens an episode: at most 20,480 tokens, in rows of 256, 512" in printed
     assert "12 rows a micro-batch (3 a device): at most 4 micro-batches, then one update" in printed
     assert "7 steps: 280 episodes or more" in printed

@@ -102,7 +102,9 @@ async def test_a_publish_in_flight_leaves_spans(
         assert 2 <= old.end == new.start <= 22
         if mode == "retract":  # every id is that of its own version, the cache computed anew
             check(PROMPT, completion, 0.7)
-        after = await engine.generate(PROMPT, PARAMS, session="s")
+        kept = await engine.generate(as_ids([*PROMPT, *completion.ids]), PARAMS, session="s")
+        assert (kept.cached_tokens > len(PROMPT)) == (mode == "in_place")
+        after = await engine.generate(PROMPT, PARAMS, session="another")
         assert after.version_spans == (VersionSpan(version=2, start=0, end=24),)
         check(PROMPT, after, 0.7)  # and nothing of the old cache is left to it
 

@@ -10,7 +10,7 @@ function time() {
     timeAreas("Seconds a step", "the learner’s loop, by the clock", TIME_PARTS, run.steps),
     timeAreas("Seconds of episodes", "of the episodes that a step consumed, added up", EPISODE_PARTS, run.episodeTimes),
     figureChart("Throughput", "tokens of finished episodes a second, the whole run together", [["loss_tokens_per_s", "sampled"], ["tokens_per_s", "all"]], "number", { hasZero: true, height: 210 }),
-    figureChart("Utilisation", "share of the clock that the learner learns; places for groups in use", [["learner_busy_frac", "learner"], ["slots_busy_frac", "places"]], "percent", { range: [0, 1.02], height: 210 })));
+    figureChart("Utilisation", "share of the clock that the learner learns; places for episodes in use", [["learner_busy_frac", "learner"], ["slots_busy_frac", "places"]], "percent", { range: [0, 1.02], height: 210 })));
 }
 
 const STALENESS_BARS = ["0", "1", "2", "3", "4", "5_8", "9_16", "17_32", "33_up"];

@@ -1,4 +1,4 @@
-"""Places for running groups: work-conserving, in proportion to weight × time, and never lost."""
+"""Places for running episodes: work-conserving, in proportion to weight × time, and never lost."""
 
 from collections import Counter
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from agentrl_jax.controller.slots import EpisodeTimes, GroupSlots
+from agentrl_jax.controller.slots import EpisodeSlots, EpisodeTimes, SlotStatistics
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.testing.virtual import run_virtual
 from tests.controller.ended_groups import make_group, make_task
@@ -44,14 +44,14 @@ def test_the_times_come_back() -> None:
 
 
 async def test_free_places_go_to_whoever_asks(autojump_clock: MockClock) -> None:
-    slots = GroupSlots(2, lambda: {"a": 0.001, "b": 0.999})
+    slots = EpisodeSlots(2, lambda: {"a": 0.001, "b": 0.999})
     async with slots.place("a"), slots.place("a"):  # no place stays free for b, which is not here
         assert slots.statistics().running == {"a": 2}
 
 
 async def order_of(shares: dict[str, float], num_slots: int, asked: str, hold_s: dict[str, float]) -> list[str]:
     """In which order groups get their places when all ask at once."""
-    slots, order = GroupSlots(num_slots, lambda: shares), []
+    slots, order = EpisodeSlots(num_slots, lambda: shares), []
 
     async def run(env: str, number: int) -> None:
         async with slots.place(env):
@@ -78,7 +78,7 @@ async def test_an_env_without_any_place_is_never_passed_over(autojump_clock: Moc
 
 
 async def test_within_an_env_the_first_is_served_first(autojump_clock: MockClock) -> None:
-    slots, order = GroupSlots(1, lambda: EQUAL), []
+    slots, order = EpisodeSlots(1, lambda: EQUAL), []
 
     async def run(number: int) -> None:
         async with slots.place("a"):
@@ -92,10 +92,66 @@ async def test_within_an_env_the_first_is_served_first(autojump_clock: MockClock
     assert order == [0, 1, 2, 3, 4]
 
 
+async def test_a_group_starts_when_there_is_a_place_for_each_of_its_episodes(autojump_clock: MockClock) -> None:
+    slots, started = EpisodeSlots(5, lambda: EQUAL), trio.Event()
+
+    async def second() -> None:
+        async with slots.place("b", 3):
+            started.set()
+            assert slots.statistics().running == {"a": 2, "b": 3}
+
+    async with trio.open_nursery() as nursery, slots.place("a", 4) as places:
+        nursery.start_soon(second)
+        places.give_back()
+        await trio.testing.wait_all_tasks_blocked()
+        assert slots.statistics() == SlotStatistics(num_slots=5, running={"a": 3}, waiting={"b": 1})
+        places.give_back()
+        await started.wait()
+    assert not slots.statistics().running
+
+
+async def test_a_group_that_is_larger_than_all_places_runs_alone(autojump_clock: MockClock) -> None:
+    slots, order = EpisodeSlots(2, lambda: EQUAL), []
+
+    async def run(env: str, size: int) -> None:
+        async with slots.place(env, size):
+            order.append((env, slots.statistics().running))
+            await trio.sleep(1.0)
+
+    async with trio.open_nursery() as nursery:
+        for env, size in (("a", 1), ("b", 3), ("a", 1)):
+            nursery.start_soon(run, env, size)
+            await trio.testing.wait_all_tasks_blocked()
+    # The last one does not start before the large one, which would then never find all places free.
+    assert order == [("a", {"a": 1}), ("b", {"b": 3}), ("a", {"a": 1})]
+
+
+async def test_envs_are_compared_by_the_episodes_that_still_run(autojump_clock: MockClock) -> None:
+    slots, order = EpisodeSlots(7, lambda: EQUAL), []
+
+    async def run(env: str) -> None:
+        async with slots.place(env, 2):
+            order.append(env)
+
+    async with slots.place("a", 4) as places, slots.place("b", 2), trio.open_nursery() as nursery:
+        for env in "ab":
+            nursery.start_soon(run, env)
+            await trio.testing.wait_all_tasks_blocked()
+        places.give_back()  # (2 + 2) / 0.5 of b are less than (3 + 2) / 0.5 of a, which has waited longer
+    assert order == ["b", "a"]
+
+
 @given(
     num_slots=st.integers(1, 4),
+    size=st.integers(1, 3),
     groups=st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.booleans()),
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(0, 9),
+            st.integers(0, 9),
+            st.lists(st.integers(0, 9), min_size=3, max_size=3),
+            st.booleans(),
+        ),
         max_size=14,
     ),
     shares=st.sampled_from([EQUAL, {"a": 0.9, "b": 0.1}, {"a": 0.0, "b": 1.0}]),
@@ -103,34 +159,45 @@ async def test_within_an_env_the_first_is_served_first(autojump_clock: MockClock
 )
 @settings(max_examples=40)
 def test_no_place_is_lost_or_idle(
-    num_slots: int, groups: list[tuple[str, int, int, int, bool]], shares: dict[str, float], schedule: Any
+    num_slots: int,
+    size: int,
+    groups: list[tuple[str, int, int, list[int], bool]],
+    shares: dict[str, float],
+    schedule: Any,
 ) -> None:
-    slots = GroupSlots(num_slots, lambda: shares)
+    slots = EpisodeSlots(num_slots, lambda: shares)
     running: Counter[str] = Counter()
     num_served = 0
 
     def check() -> None:
-        assert running.total() <= num_slots
+        assert running.total() <= max(num_slots, size)
         statistics = slots.statistics()
-        assert not statistics.waiting or sum(statistics.running.values()) == num_slots
+        assert statistics.running == +running
+        assert not statistics.waiting or running.total() + size > num_slots
 
-    async def user(env: str, start_s: int, patience_s: int, hold_s: int, fails: bool) -> None:
+    async def user(env: str, start_s: int, patience_s: int, ends_s: list[int], fails: bool) -> None:
         nonlocal num_served
         await trio.sleep(start_s)
         with trio.move_on_after(patience_s):
             try:
-                async with slots.place(env):
+                async with slots.place(env, size) as places:
                     num_served += 1
-                    running[env] += 1
+                    num_running = size
+                    running[env] += size
                     try:
-                        check()
-                        await trio.sleep(hold_s)
-                        if fails:
-                            raise ValueError(env)
+                        begun = trio.current_time()
+                        for end_s in sorted(ends_s)[:size]:
+                            await trio.sleep_until(begun + end_s)
+                            running[env] -= 1
+                            num_running -= 1
+                            places.give_back()
+                            if fails:
+                                raise ValueError(env)
                     finally:
-                        running[env] -= 1
+                        running[env] -= num_running
             except ValueError:
                 pass
+        await trio.testing.wait_all_tasks_blocked()
         check()
 
     async def main() -> None:
@@ -146,4 +213,4 @@ def test_no_place_is_lost_or_idle(
 
 def test_no_place_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one place"):
-        GroupSlots(0, lambda: EQUAL)
+        EpisodeSlots(0, lambda: EQUAL)
