@@ -128,9 +128,7 @@ def _check_unfinished(config: TrainConfig, survival: Survival, run: RunLog) -> N
     step = survival.step or 0
     is_evaluated = not config.evaluation.num_tasks or len(run.earlier_evaluations("after", step=step)) == len(MODES)
     if step > config.max_steps or (step and step == config.max_steps and is_evaluated):
-        raise ConfigError(
-            f"--resume {run.folder}: the run has taken {step} steps, and --max-steps is {config.max_steps}: name more"
-        )
+        raise ConfigError(f"--resume {run.folder}: {step} of --max-steps {config.max_steps} steps are taken: name more")
 
 
 class _Training:

@@ -18,6 +18,7 @@ import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
@@ -185,7 +186,8 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"--run-dir {folder} is not empty; runs never overwrite each other. Name a new folder; go on with an "
-            f"earlier run by --resume {folder}, or start anew from its weights by --model {folder / 'model'}"
+            f"earlier run by --resume {quote(str(folder))}, or start anew from its weights by --model "
+            f"{quote(str(folder / 'model'))}"
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run-dir {folder} is a file; name a folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from agentrl_jax.engines.http_server import check_bind
+from agentrl_jax.engines.http_server import check_address, check_bind
 from agentrl_jax.engines.local.config import LocalEngineConfig
 from agentrl_jax.engines.local.engine import open_local_engine
 from agentrl_jax.engines.served_chat import ChatFormat
@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = parse(EngineServerConfig, arguments, program=PROGRAM)
         check_model_folder(config.model)
+        trio.run(check_address, config.host, config.port)
         policy = open_policy(config.model)
         sized = config.sized_engine
         sized.check_model(policy.model)

@@ -106,6 +106,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+async def check_address(host: str, port: int) -> None:
+    """Raise ConfigError if nobody can listen there now, so that it is known before anything long begins."""
+    for listener in await _listen(host, port):
+        await listener.aclose()
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+
+
 Refuse = Callable[[HttpRequest], Answer | None]
 """What a request is answered instead of being handled, by all of it but its body; None: nothing, it is handled."""
 
@@ -123,10 +136,7 @@ async def serve_http(
 
     Raises ConfigError if the address cannot be had.
     """
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    listeners = await _listen(host, port)
     task_status.started(listeners[0].socket.getsockname()[1])
     await trio.serve_listeners(partial(serve_connection, handler=handler, limits=limits, refuse=refuse), listeners)
 

@@ -1,6 +1,8 @@
 """`python -m launch.engine`: what it refuses, and a server process that is used, killed, started again and ended."""
 
 import signal
+import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,17 @@ def test_sec_03_and_other_settings_are_refused(
         main([*([] if "--model" in flags else ["--model", str(folder)]), *flags])
     assert exit_.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken, pytest.raises(SystemExit) as exit_:
+        main(["--model", str(folder), "--port", str(taken.getsockname()[1])])
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert "cannot listen on 127.0.0.1:" in printed.err
+    assert "loading" not in printed.out
 
 
 def test_weights_of_another_architecture_are_refused(folder: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_finished_run_resumes_to_more_steps(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as caught:
         main([f"--resume={run_dir}"])
     assert caught.value.code == 2
-    assert "the run has taken 6 steps, and --max-steps is 6: name more" in capsys.readouterr().err
+    assert "6 of --max-steps 6 steps are taken: name more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
