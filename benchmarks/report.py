@@ -45,7 +45,7 @@ def _number(value: float, scale: str) -> str:
     if value != value:
         return "—"
     if scale == "percent":
-        return f"{100 * value:.0f}"
+        return f"{100 * value:.1f}"  # a share just below what was asked for must not look like it
     if value == int(value) and abs(value) < 1e9:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -62,7 +62,10 @@ def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
     ):
         _line(left, numbered(kept, r"gpus=(\d+) best", metric), label, style)
     left.set(xlabel="GPUs", ylabel="tokens/s", title="14B on WebShop, simulated", xscale="log", yscale="log")
-    case, by = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+", "sigma of latencies and turns"
+    gpus = [int(number) for number in numbered(kept, r"gpus=(\d+) best", "tokens_per_s")]
+    left.set_xticks(gpus, list(map(str, gpus)), minor=False)
+    left.set_xticks([], minor=True)
+    case, by = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+(?: in_place)?", "sigma of latencies and turns"
     if not numbered(kept, case, "over_colocated"):
         case, by = r"gpus=16 max_staleness=(\d+)", "max_staleness, 16 GPUs"
     _line(right, numbered(kept, case, "over_colocated"), "asynchronous over synchronous")

@@ -54,8 +54,8 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     ("values", "scale", "text"),
     [
         ([2.0, 3.0, 4.0], "times", "3x (2-4)"),
-        ([0.91], "percent", "91 %"),
-        ([0.9049, 0.9051], "percent", "90 % (90-91)"),
+        ([0.91], "percent", "91.0 %"),
+        ([0.8979, 0.9, 0.9051], "percent", "90.0 % (89.8-90.5)"),
         ([12345.6], "plain", "12,346"),
         ([0.12345], "plain", "0.123"),
         ([float("nan")], "plain", "—"),
