@@ -1,4 +1,4 @@
-"""Writes the figures that are kept in benchmarks/results/ into README.md, docs/benchmarks.md and docs/plots/.
+"""Writes the figures that are kept in benchmarks/results/ into README.md, benchmarks/peers.md and docs/.
 
     python -m benchmarks.NAME --json > benchmarks/results/NAME.jsonl     # of any benchmark: keep its figures
     python -m benchmarks.report                                          # show what is kept
@@ -6,7 +6,8 @@
 
 In README.md the text between `<!-- results:begin -->` and `<!-- results:end -->` is replaced by a table of the rows of
 report_rows.py, in docs/benchmarks.md that between `<!-- results:begin NAME -->` and `<!-- results:end -->` by all
-figures of one benchmark. Benchmarks that have not been kept yet are left out, or said to be missing.
+figures of one benchmark, in benchmarks/peers.md that of `peers` by the rows that compare with other software.
+Benchmarks that have not been kept yet are left out, or said to be missing.
 """
 
 import re
@@ -19,10 +20,12 @@ from agentrl_jax.errors import ConfigError
 from benchmarks.figures import Figure
 from benchmarks.report_plots import draw_plots, plot_names
 from benchmarks.report_results import Results, read_results
-from benchmarks.report_rows import ROWS, Row
+from benchmarks.report_rows import PEER_ROWS, ROWS, Row
 from launch.command import parse, refuse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md", "docs/benchmarks.md", "benchmarks/peers.md")
+PEERS = "peers"
 _SECTION = re.compile(r"(<!-- results:begin(?: (?P<name>\w+))? -->\n).*?(<!-- results:end -->)", re.DOTALL)
 
 
@@ -31,7 +34,7 @@ class Options:
     """Show the figures that are kept."""
 
     check: bool = False
-    """Write nothing; fail if README.md or docs/benchmarks.md shows other figures than are kept"""
+    """Write nothing; fail if a document shows other figures than are kept"""
 
 
 def shown(figure: Figure, scale: str = "plain") -> str:
@@ -52,6 +55,16 @@ def _number(value: float, scale: str) -> str:
 
 
 def readme_table(results: Results, rows: Sequence[Row] = ROWS) -> str:
+    """The rows whose figures are kept, what they were measured on, and the plots that there are."""
+    used = {row.benchmark for row in rows} & set(results)
+    machines = ", ".join(dict.fromkeys(results[name].machine for name in sorted(used)))
+    plots = "".join(f"\n![{name}](docs/plots/{name}.png)\n" for name in plot_names(results))
+    told = f"Median (min-max of the repeats), on {machines}; all figures: [docs/benchmarks.md](docs/benchmarks.md)."
+    table = rows_table(results, rows)
+    return f"{table}\n{told}\n{plots}" if used else table
+
+
+def rows_table(results: Results, rows: Sequence[Row]) -> str:
     """The rows whose figures are kept."""
     lines = ["| what | measured | asked for | with |", "|---|---|---|---|"]
     for row in rows:
@@ -60,13 +73,7 @@ def readme_table(results: Results, rows: Sequence[Row] = ROWS) -> str:
         if figure is not None:
             value = shown(figure, row.scale)
             lines.append(f"| {row.what} | {value} | {row.bar} | `python -m benchmarks.{row.benchmark}` |")
-    if len(lines) == 2:
-        return "Nothing has been kept yet.\n"
-    used = {row.benchmark for row in rows} & set(results)
-    machines = ", ".join(dict.fromkeys(results[name].machine for name in sorted(used)))
-    plots = "".join(f"\n![{name}](docs/plots/{name}.png)\n" for name in plot_names(results))
-    told = f"Median (min-max of the repeats), on {machines}; all figures: [docs/benchmarks.md](docs/benchmarks.md)."
-    return "\n".join([*lines, "", told, ""]) + plots
+    return "\n".join([*lines, ""]) if len(lines) > 2 else "Nothing has been kept yet.\n"
 
 
 def full_table(name: str, results: Results) -> str:
@@ -91,6 +98,8 @@ def fill(text: str, results: Results) -> str:
 
     def section(found: re.Match[str]) -> str:
         name = found["name"]
+        if name == PEERS:
+            return found[1] + rows_table(results, PEER_ROWS) + found[3]
         return found[1] + (readme_table(results) if name is None else full_table(name, results)) + found[3]
 
     return _SECTION.sub(section, text)
@@ -98,7 +107,7 @@ def fill(text: str, results: Results) -> str:
 
 def stale_files(repository: Path, results: Results) -> dict[Path, str]:
     """The documents that show something else than is kept, with what they should be."""
-    paths = [repository / "README.md", repository / "docs" / "benchmarks.md"]
+    paths = [repository / name for name in DOCUMENTS]
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     wanted = {path: fill(text, results) for path, text in texts.items()}
     return {path: wanted[path] for path in paths if wanted[path] != texts[path]}

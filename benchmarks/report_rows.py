@@ -23,6 +23,8 @@ _BOUND = "share of what no scheduler could beat, simulated 14B on WebShop, {} GP
 _RATIO = "asynchronous over synchronous (all GPUs generate, then all train), {} GPUs"
 _PUBLISHED: Mapping[int, str] = {16: "1.9", 32: "2.1", 64: "1.9"}
 
+_BESIDE_OTHERS = frozenset({"cpu_s_over_tunix", "ratio_to_best_peer", "cpu_ratio"})
+
 ROWS: tuple[Row, ...] = (
     *(
         row
@@ -151,3 +153,6 @@ ROWS: tuple[Row, ...] = (
         bar="≤ 0.5",
     ),
 )
+
+PEER_ROWS = tuple(row for row in ROWS if row.metric in _BESIDE_OTHERS)
+"""Those that compare with other software."""

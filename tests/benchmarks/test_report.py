@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from benchmarks.figures import Figure, json_lines, summarise
-from benchmarks.report import REPOSITORY, fill, full_table, readme_table, shown, stale_files
+from benchmarks.report import DOCUMENTS, REPOSITORY, fill, full_table, readme_table, shown, stale_files
 from benchmarks.report_plots import draw_plots, numbered
 from benchmarks.report_results import Kept, read_results
 from benchmarks.report_rows import ROWS, Row
@@ -39,9 +39,10 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     results = {"engine": kept(figure(2.5, case="tiny", metric="ratio_to_best_peer"))}
     marked = (
         "# x\n<!-- results:begin -->\nold\n<!-- results:end -->\n<!-- results:begin engine -->\n<!-- results:end -->\n"
+        "<!-- results:begin peers -->\n<!-- results:end -->\n"
     )
-    (tmp_path / "docs").mkdir()
-    for path in (tmp_path / "README.md", tmp_path / "docs" / "benchmarks.md"):
+    for path in (tmp_path / name for name in DOCUMENTS):
+        path.parent.mkdir(exist_ok=True)
         path.write_text(fill(marked, results))
     assert stale_files(tmp_path, results) == {}
     text = (tmp_path / "README.md").read_text()
@@ -72,6 +73,16 @@ def test_only_rows_that_are_kept_are_shown() -> None:
     assert "another" not in table
     assert "a CPU, 2 cores" in table
     assert readme_table({}, [ROW]) == "Nothing has been kept yet.\n"
+
+
+def test_those_who_are_compared_with_are_shown_by_themselves() -> None:
+    rows = {"train_step": kept(figure(0.4, case="4L-d128-32x512", metric="cpu_s_over_tunix", benchmark="train_step"))}
+    rows["publish"] = kept(figure(0.1, case="reader/in_place", metric="pause_s_per_gb", benchmark="publish"))
+    text = fill("<!-- results:begin peers -->\n<!-- results:end -->\n", rows)
+    assert "Tunix" in text
+    assert "publish" not in text
+    assert "png" not in text
+    assert "Tunix" in fill("<!-- results:begin -->\n<!-- results:end -->\n", rows)
 
 
 def test_a_full_table_has_every_figure_or_says_how_to_get_them() -> None:
