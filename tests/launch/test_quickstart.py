@@ -44,6 +44,19 @@ def test_the_quickstart_goes_on_without_sandboxes_and_says_so(no_sandboxes):
     assert settle_tasks(config, lines.append) is config
 
 
+def test_a_stand_in_has_the_settings_of_whom_it_stands_in_for(no_sandboxes):
+    weights, staleness = {"os_interaction": 3.0, "webshop": 1.0}, {"webshop": 0}
+    rollout = replace(TrainConfig().rollout, task_weights=weights, task_max_staleness=staleness)
+    sets, kinds = {"os_interaction": "std", "webshop": "dev"}, {"os_interaction": "process"}
+    asked = TrainConfig(tasks="os_interaction|kg,webshop", rollout=rollout, eval_set=sets, task_session_kind=kinds)
+    config = settle_tasks(asked, print)
+    assert config.tasks == "kg,webshop"
+    assert config.rollout.task_weights == {"kg": 3.0, "webshop": 1.0}
+    assert config.rollout.task_max_staleness == {"webshop": 0}
+    assert config.task_session_kind == {"kg": "process"}
+    assert config.eval_set == {"webshop": "dev"}
+
+
 def test_the_first_choice_that_can_be_played_is_taken(no_sandboxes):
     assert settled("alfworld|kg, webshop") == ("alfworld,webshop", [])
     assert settled("kg,webshop") == ("kg,webshop", [])
