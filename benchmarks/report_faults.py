@@ -23,6 +23,7 @@ DOCUMENT = REPOSITORY / "docs" / "reliability.md"
 PUBLISHED = TESTS / "published.tsv"
 _BEGIN, _END = "<!-- faults:begin -->\n", "<!-- faults:end -->"
 _TEST = re.compile(r"test_(?P<kind>[a-z]+)_(?P<number>\d\d)_(?P<promise>\w+)")
+_SECOND = re.compile(r"(?:[a-z]+_)?\d\d_")  # what would be read as a part of the promise
 
 KINDS: Mapping[str, str] = {
     "TOK": "Token ids and chat templates",
@@ -80,6 +81,8 @@ def fault_tests(folder: Path = TESTS) -> Iterator[FaultTest]:
                 continue
             if found["kind"].upper() not in KINDS:
                 raise ConfigError(f"{path.name}: {node.name} is named by a kind of faults that is not known")
+            if _SECOND.match(found["promise"]):
+                raise ConfigError(f"{path.name}: {node.name} is named by several faults: write a test for each")
             yield FaultTest(
                 fault=f"{found['kind'].upper()}-{found['number']}",
                 promise=found["promise"].replace("_", " "),

@@ -56,14 +56,14 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def sweep(base: Path) -> list[Path]:
-    """Delete the export folders in `base` that killed processes have left, and return them."""
+    """Delete the export folders in `base` that killed processes have left, and return those that are gone."""
     swept = []
     for folder in base.glob(f"{_PREFIX}*"):
         with suppress(OSError), ExitStack() as stack:  # gone meanwhile, in use, or somebody else's
             for name in (_GATE, _LOCK):
                 _opened(folder / name, fcntl.LOCK_EX | fcntl.LOCK_NB, stack)
-            _take_away(folder)
-            swept.append(folder)
+            if _take_away(folder):
+                swept.append(folder)
     return swept
 
 
@@ -106,10 +106,12 @@ def _check_owner(folder: Path) -> None:
         raise PermissionError(f"it belongs to user {folder.lstat().st_uid}")
 
 
-def _take_away(folder: Path) -> None:
+def _take_away(folder: Path) -> bool:
+    """Whether nothing of it is left."""
     gone = folder.with_name(f"{folder.name}.gone-{uuid4().hex[:8]}")
     try:
         folder.rename(gone)
     except OSError:  # as in a folder in which nothing may be made
         gone = folder
     shutil.rmtree(gone, ignore_errors=True)
+    return not gone.exists()

@@ -70,6 +70,10 @@ def test_tests_are_found_by_their_names(tmp_path: Path) -> None:
     (folder / "test_b.py").write_text("def test_zzz_01_never(): pass\n")
     with pytest.raises(ConfigError, match="test_zzz_01_never is named by a kind"):
         list(fault_tests(folder))
+    for name in ("test_tok_01_msk_02_both", "test_tok_01_02_both"):
+        (folder / "test_b.py").write_text(f"def {name}(): pass\n")
+        with pytest.raises(ConfigError, match=f"{name} is named by several faults"):
+            list(fault_tests(folder))
 
 
 def test_a_document_without_a_place_for_the_table_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,12 @@ def test_folders_of_killed_runs_are_swept_and_nothing_else_is(tmp_path: Path) ->
         assert sorted(sweep(tmp_path)) == [dead, half_gone]
         assert alive.is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{dead.name}-file", "users"]
+
+
+def test_a_folder_that_cannot_be_deleted_is_not_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export_folder(tmp_path, tmp_path / "a").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)
+    assert sweep(tmp_path) == []
 
 
 def interposed(monkeypatch: pytest.MonkeyPatch, at: int, deed: Callable[[], object]) -> None:
