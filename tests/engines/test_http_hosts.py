@@ -14,8 +14,10 @@ from tests.engines.served_engines import FAKE_MODEL
 LARGE = 1 << 24
 
 
-def asked(host: str | None) -> HttpRequest:
-    return HttpRequest(method="GET", path="/", query={}, headers={} if host is None else {"host": host}, body=b"")
+def asked(host: str | None, **headers: str) -> HttpRequest:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named |= {} if host is None else {"host": host}
+    return HttpRequest(method="GET", path="/", query={}, headers=named, body=b"")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,38 @@ def test_names_of_others(host: str) -> None:
     problem = host_problem(asked(host), "127.0.0.1")
     assert problem is not None
     assert problem.status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost.evil.example:30000"},
+        {"origin": "null"},
+        {"sec_fetch_site": "cross-site"},  # an image of another page's
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"},
+        {"origin": "https://evil.example", "sec_fetch_mode": "navigate"},  # a form of another page's
+    ],
+)
+def test_pages_of_others(headers: dict[str, str]) -> None:
+    problem = host_problem(asked("127.0.0.1:30000", **headers), "127.0.0.1")
+    assert problem is not None
+    assert problem.status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://127.0.0.1:30000", "sec_fetch_site": "same-origin"},
+        {"origin": "http://localhost:8080", "sec_fetch_site": "same-site"},
+        {"origin": "http://Box.lan:5020"},
+        {"sec_fetch_site": "none", "sec_fetch_mode": "navigate"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"},  # a link from elsewhere
+        {},
+    ],
+)
+def test_pages_of_this_machine(headers: dict[str, str]) -> None:
+    assert host_problem(asked("127.0.0.1:30000", **headers), "127.0.0.1", "box.LAN") is None
 
 
 async def said_to(server: EngineServer, head: bytes) -> bytes:
