@@ -81,7 +81,7 @@ QUICKSTART = TrainConfig(
     recipe="quickstart",
     tasks="alfworld,dbbench,knowledgegraph,os_interaction|kg,webshop",
     network=NetworkConfig(vocab_size=1280),
-    warm_up=WarmUpConfig(demonstrations=4000, noise=0.35, steps=450),
+    warm_up=WarmUpConfig(demonstrations=4000, noise=0.35, steps=330),
     rollout=RolloutConfig(group_size=8, min_groups_per_batch=20),
     engine=LocalEngineConfig(num_slots=160),
     max_steps=120,
