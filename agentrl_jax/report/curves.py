@@ -29,7 +29,7 @@ def draw_curves(run_dir: Path) -> Path | None:
     if not steps:
         return None
     evaluations = [record for record in records if record["kind"] == "evaluation"]
-    figure = Figure(figsize=(9, 7), layout="constrained")
+    figure = Figure(figsize=(10, 7), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     _draw_success(above, steps, evaluations)
@@ -48,17 +48,30 @@ def _draw_success(axes: Axes, steps: Sequence[Mapping[str, Any]], evaluations: S
         known = [(x, y) for x, y in points if y is not None]
         xs, ys = [x for x, _ in known], [y for _, y in known]
         axes.plot(xs, ys, color=colour, alpha=0.3, linewidth=1)
-        axes.plot(xs, _smoothed(ys), color=colour, linewidth=2, label=f"{env}, training")
-        _draw_evaluations(axes, [e for e in evaluations if e["env"] == env], env, colour)
+        axes.plot(xs, _smoothed(ys), color=colour, linewidth=2, label=env)
+        _draw_evaluations(axes, [e for e in evaluations if e["env"] == env], colour)
+    if evaluations:  # in the legend, what all colours have in common
+        axes.plot([], [], color="grey", linewidth=2, label="training")
+        for mode in ("sampled", "greedy"):
+            axes.plot([], [], **_mark(mode, "grey"), label=f"held out, {mode}")
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("success")
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    _place_legend(axes)
 
 
-def _draw_evaluations(axes: Axes, found: Sequence[Mapping[str, Any]], env: str, colour: Any) -> None:
+def _place_legend(axes: Axes) -> None:
+    """Beside the picture, where it hides nothing."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def _mark(mode: str, colour: Any) -> dict[str, Any]:
+    face = colour if mode == "sampled" else "white"
+    return {"color": colour, "marker": "o", "markerfacecolor": face, "linestyle": "none"}
+
+
+def _draw_evaluations(axes: Axes, found: Sequence[Mapping[str, Any]], colour: Any) -> None:
     newest = {(e["mode"], e["step"]): e for e in found}
-    labels = {mode: f"{env}, held out, {mode}" for mode in ("sampled", "greedy")}
     for (mode, step), e in newest.items():
         rate = e["success_rate"]
         if rate is None:
@@ -67,12 +80,8 @@ def _draw_evaluations(axes: Axes, found: Sequence[Mapping[str, Any]], env: str, 
             [step + (0.0 if mode == "sampled" else 0.5)],
             [rate],
             yerr=[[rate - e["success_low"]], [e["success_high"] - rate]],
-            color=colour,
-            marker="o",
-            markerfacecolor=colour if mode == "sampled" else "white",
             capsize=3,
-            linestyle="none",
-            label=labels.pop(mode, None),
+            **_mark(mode, colour),
         )
 
 
@@ -81,7 +90,7 @@ def _draw_time(axes: Axes, steps: Sequence[Mapping[str, Any]]) -> None:
     axes.stackplot(xs, *([step[part] for step in steps] for part in _PARTS), labels=list(_PARTS.values()))
     axes.set_ylabel("seconds a step")
     axes.set_xlabel("learner step")
-    axes.legend(loc="best", fontsize="small")
+    _place_legend(axes)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
