@@ -336,4 +336,4 @@ def test_two_hundred_groups_a_second_cost_little(tmp_path: Path) -> None:
             journal.completed(copy)
         seconds = time.thread_time() - before
     print(f"{seconds * 1000:.0f} ms of CPU for 200 groups")
-    assert seconds < 0.25  # five times what it takes on an idle core, for machines that are busy
+    assert seconds < 0.5  # ten times what it takes on an idle core, for machines that are busy
