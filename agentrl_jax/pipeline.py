@@ -86,7 +86,7 @@ def train(
     sources: of the families whose sessions run in processes, by name.
     leader: of the processes that share the mesh, in process 0; the others run `follow.follow_training`.
     The first SIGINT or SIGTERM finishes the running step and saves; the second stops at once, and saves what the
-    last finished step left. Raises KeyboardInterrupt after a second one, and whatever ends a run (errors.py).
+    last step left that was learnt. Raises KeyboardInterrupt after a second one, and whatever ends a run (errors.py).
     """
     return trio.run(_train, config, families, mesh, run, say, sources or {}, leader or Leader())
 
@@ -373,7 +373,8 @@ class _Training:
         step = record.step + 1
         self.shares.observe(record.groups)
         self._remember(step, record.version + record.is_applied)  # before anything is awaited
-        await self.reports.report(record)
+        with trio.CancelScope(shield=True):  # what a checkpoint will contain is on record
+            await self.reports.report(record)
         every = self.config.eval_every
         if every is not None and step % every == 0 and step < self.config.max_steps:  # the last one is evaluated after
             policy = self.policies.learned(record.version + record.is_applied)

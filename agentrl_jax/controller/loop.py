@@ -150,27 +150,42 @@ class _Run:
             batch = await self._collect_unless_stopped()
             if batch is None:
                 return
-            collected = trio.current_time()
-            outcome = await self.learner.step(batch.groups, self.ledger.version)
-            learned = trio.current_time()
-            version = self.ledger.version
-            if outcome.is_applied:
-                await self.journal.publishing(version + 1)
-                await self.publish(version + 1)
+            collect_s = trio.current_time() - begun
+            await self._take_step(step, batch, collect_s, is_last=step == first_step + max_steps - 1)
+
+    async def _take_step(self, step: int, batch: CollectedBatch, collect_s: float, *, is_last: bool) -> None:
+        begun, version = trio.current_time(), self.ledger.version
+        outcome = await self.learner.step(batch.groups, version)
+        learned = trio.current_time()
+
+        async def finish() -> None:
             timings = StepTimings(
-                collect_s=collected - begun,
-                learn_s=learned - collected,
+                collect_s=collect_s,
+                learn_s=learned - begun,
                 publish_s=trio.current_time() - learned,
                 straggler_wait_s=batch.straggler_wait_s,
             )
-            if self.stop.is_set() or step == first_step + max_steps - 1:
-                self.admitting.cancel()  # before the permits come back: nothing admitted now would be consumed
             self.ledger.finish_step(version + outcome.is_applied)
             ids = [group.group_id for group in batch.groups]
             self.journal.consumed(step + 1, version, dict(zip(ids, batch.ages, strict=True)))
             self.num_steps += 1
             await self.on_step(self._record(step, version, batch, outcome, timings))
-            self._check_progress(batch.groups, outcome)
+
+        try:
+            if outcome.is_applied:
+                with trio.CancelScope(shield=True):  # milliseconds, and a version that is saved must be written down
+                    await self.journal.publishing(version + 1)
+                await self.publish(version + 1)
+        except BaseException:
+            # The learner's params contain this step. Did it not count, they could not be saved as those of any, and all
+            # that was learnt since the last checkpoint would be lost with them.
+            self.admitting.cancel()
+            await finish()
+            raise
+        if self.stop.is_set() or is_last:
+            self.admitting.cancel()  # before the permits come back: nothing admitted now would be consumed
+        await finish()
+        self._check_progress(batch.groups, outcome)
 
     async def _collect_unless_stopped(self) -> CollectedBatch | None:
         if self.stop.is_set():

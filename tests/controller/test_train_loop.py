@@ -7,15 +7,15 @@ import trio
 from trio.testing import MockClock
 
 from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.ports import LoopResult
-from agentrl_jax.errors import ConfigError, NoProgressError
+from agentrl_jax.controller.ports import LoopResult, StepOutcome
+from agentrl_jax.errors import ConfigError, EngineError, NoProgressError
 from agentrl_jax.seeding import derive_seed
 from agentrl_jax.testing.engine import FakeEngine, constant_latency
 from agentrl_jax.testing.envs import EnvScript
 from agentrl_jax.testing.learner import FakeLearner
 from agentrl_jax.testing.simulation import Simulation
 from agentrl_jax.testing.virtual import run_virtual
-from agentrl_jax.types import EpisodeEnd, Task
+from agentrl_jax.types import EpisodeEnd, Group, Task
 
 SYNC = RolloutConfig(group_size=2, min_groups_per_batch=2, max_staleness=0)
 ASYNC = replace(SYNC, max_staleness=1)
@@ -107,6 +107,43 @@ async def test_a_stop_while_learning_finishes_the_step(autojump_clock: MockClock
     assert (result.num_steps, result.version, result.is_stopped) == (1, 1, True)
     assert trio.current_time() == 15.0
     assert run.records[0].version == 0
+
+
+@pytest.mark.parametrize("cancelled_at_s", [5.0, 8.0])
+async def test_a_step_that_was_learnt_counts_though_the_run_is_cut_off(
+    autojump_clock: MockClock, cancelled_at_s: float
+) -> None:
+    """Its params are the learner's: if it did not count, nothing could be saved any more."""
+
+    class Threaded(FakeLearner):
+        async def step(self, groups: tuple[Group, ...], version: int) -> StepOutcome:
+            with trio.CancelScope(shield=True):  # as a thread's
+                outcome = await super().step(groups, version)
+            return outcome
+
+    run = Simulation(
+        config=SYNC,
+        script=EnvScript(step_s=4.0),
+        engine=FakeEngine(script=lambda prompt, sampling: [], publish_s=2.0),
+        learner=Threaded(latency_s=lambda step: 3.0),
+    )
+    with trio.move_on_at(cancelled_at_s):
+        await run.run(9)
+    assert trio.current_time() == max(cancelled_at_s, 7.0)
+    assert [(record.step, record.version, record.is_applied) for record in run.records] == [(0, 0, True)]
+    assert run.engine.version == 0
+
+
+async def test_a_step_that_was_learnt_counts_though_its_publish_fails(autojump_clock: MockClock) -> None:
+    run = Simulation(config=SYNC)
+
+    async def publish(version: int) -> None:
+        raise EngineError("gone")
+
+    run.publish = publish  # type: ignore[method-assign]
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="gone"), flatten_subgroups=True, allow_unwrapped=True):
+        await run.run(9)
+    assert [(record.step, record.version) for record in run.records] == [(0, 0)]
 
 
 async def test_a_stop_while_collecting_ends_at_once(autojump_clock: MockClock) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,26 @@ def signal_after(monkeypatch: pytest.MonkeyPatch, num_steps: int, numbers: Seque
     monkeypatch.setattr(RunLog, "log_metrics", logged)
 
 
+def signals_within(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Send this process two signals while it learns; the step goes on once the run has been cancelled."""
+    is_cancelled = threading.Event()
+    watch, learn = pipeline.watch_signals, pipeline._Training._learn
+
+    async def watched(*arguments: Any, **more: Any) -> None:
+        await watch(*arguments, **more)
+        is_cancelled.set()
+
+    def learned(self: Any, *arguments: Any) -> Any:
+        if self.num_learned + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert is_cancelled.wait(60)
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(pipeline, "watch_signals", watched)
+    monkeypatch.setattr(pipeline._Training, "_learn", learned)
+
+
 def last_step(run_dir: Path) -> int:
     """The last step taken, which must be the newest checkpoint's and follow all those before."""
     steps = [int(record["step"]) for record in surviving_steps(run_dir / "metrics.jsonl")]
@@ -90,12 +111,19 @@ def test_every_end_is_durable(
     assert main([resume, f"--max-steps={taken + 2}"]) == 0
     assert last_step(run_dir) == taken + 2
 
-    # A second signal stops at once: the step that runs is lost, those that were finished are not.
+    # A second signal stops at once; steps that were finished are not lost.
     with monkeypatch.context() as patch:
         signal_after(patch, 2, [signal.SIGTERM, signal.SIGINT])
         assert main([resume, "--max-steps=100000"]) == INTERRUPTED
     assert last_step(run_dir) >= taken + 3
     taken = last_step(run_dir)
+
+    # Nor is the one that runs, once its params are learnt: they could not be saved as those of the step before.
+    with monkeypatch.context() as patch:
+        signals_within(patch, taken + 3)
+        assert main([resume, "--max-steps=100000"]) == INTERRUPTED
+    assert last_step(run_dir) == taken + 3
+    taken += 3
 
     # No step that is counted before the time is up is lost, whenever that is.
     assert main([resume, "--max-steps=100000", "--max-minutes=0.02"]) == 0
