@@ -63,8 +63,9 @@ async def test_sixty_steps_hold_no_more_than_twenty(autojump_clock: MockClock) -
     await run.run(60)
     assert isinstance(run, Watched)
     warm, last = run.after[20], run.after[60]
-    assert (last.num_buffers, last.buffer_bytes) == (warm.num_buffers, warm.buffer_bytes)
-    assert (last.num_descriptors, last.num_threads) == (warm.num_descriptors, warm.num_threads)
+    # What tests before this one have left in this process (idle threads) may go meanwhile.
+    for name in ("num_buffers", "buffer_bytes", "num_descriptors", "num_threads"):
+        assert getattr(last, name) <= getattr(warm, name), name
 
 
 @pytest.mark.soak
