@@ -2,7 +2,7 @@
 
     python -m benchmarks.async_vs_sync [--json] [--quick] [--mode virtual|real|both] [--model FOLDER]
 
-virtual (twenty minutes on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
+virtual (a quarter of an hour on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
   virtual time, over service times of engines, learner, publishes and environments (service_model.py). The set-up is the
   published one: Qwen2.5-14B on WebShop at 16, 32 and 64 GPUs. The model's only free values, the environments' latency
   and its tail, were calibrated on the published synchronous throughput before the first asynchronous run

@@ -5,8 +5,8 @@
 The simulation of benchmarks.async_vs_sync (the real controller over service times, in virtual time) from 16 to 1,024
 GPUs. `gpus=N`: the batch grows with the GPUs, and so do the concurrent episodes, to 20,000. `gpus=N fixed-batch`: the
 batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, publishes
-are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Takes a quarter
-of an hour on two cores, most of it for the largest size.
+are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Most of
+the time is for the largest size, which is begun first.
 
 What bends a curve is whatever is not divided among more GPUs:
 

@@ -23,9 +23,9 @@ from agentrl_jax.engines.http_server import (
     HttpRequest,
     ServerLimits,
     is_loopback,
+    listen,
     serve_connection,
 )
-from agentrl_jax.errors import ConfigError
 
 _LIMITS = ServerLimits(max_body_bytes=100 << 20, idle_s=300.0)
 _BACKLOG = 4096
@@ -47,11 +47,7 @@ class ControllerServer:
 
     async def serve(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; reports the port once it listens. Raises ConfigError if the address cannot be had."""
-        host, port = self._config.host, self._config.port
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        listeners = await listen(self._config.host, self._config.port, backlog=_BACKLOG)
         task_status.started(listeners[0].socket.getsockname()[1])
         await trio.serve_listeners(self._serve_socket, listeners)
 

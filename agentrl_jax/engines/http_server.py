@@ -108,13 +108,14 @@ def is_loopback(host: str) -> bool:
 
 async def check_address(host: str, port: int) -> None:
     """Raise ConfigError if nobody can listen there now, so that it is known before anything long begins."""
-    for listener in await _listen(host, port):
+    for listener in await listen(host, port):
         await listener.aclose()
 
 
-async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+async def listen(host: str, port: int, *, backlog: int | None = None) -> list[trio.SocketListener]:
+    """Listeners there; port 0: the system's choice. Raises ConfigError if the address cannot be had."""
     try:
-        return await trio.open_tcp_listeners(port, host=host)
+        return await trio.open_tcp_listeners(port, host=host, backlog=backlog)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
 
@@ -136,7 +137,7 @@ async def serve_http(
 
     Raises ConfigError if the address cannot be had.
     """
-    listeners = await _listen(host, port)
+    listeners = await listen(host, port)
     task_status.started(listeners[0].socket.getsockname()[1])
     await trio.serve_listeners(partial(serve_connection, handler=handler, limits=limits, refuse=refuse), listeners)
 

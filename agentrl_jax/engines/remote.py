@@ -139,6 +139,7 @@ class RemoteEngine:
         if self.is_serving:
             await self._turns.end_session(session)
         else:
+            self._turns.forget(session)
             await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:

@@ -174,11 +174,15 @@ class SGLangEngine:
 
     async def end_session(self, session: str) -> None:
         """See `Engine.end_session`. SGLang's own cache is one for all, and drops what is not used."""
-        self._begun.pop(session, None)
+        self.forget(session)
         if self._info.engine != "sglang":
             self._checked(await self._client.post("/close_session", {"session_id": session}, is_idempotent=True))
         else:
             await trio.lowlevel.checkpoint()
+
+    def forget(self, session: str) -> None:
+        """End a session on this side alone, as where the server is out: another one may have its name."""
+        self._begun.pop(session, None)
 
     async def pause(self) -> None:
         """Return once the server samples nothing, until `resume`. Raises EngineError."""

@@ -40,6 +40,14 @@ async def test_members_run_at_once_and_come_back_in_order(autojump_clock: trio.t
     assert (log.peak_open, log.num_open) == (3, 0)
 
 
+async def test_each_end_is_told_as_it_comes(autojump_clock: trio.testing.MockClock) -> None:
+    seconds, ended_s = iter([30.0, 10.0, 20.0]), list[float]()
+    setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), SessionLog()))
+    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    await run_group(admitted, group_size=3, setup=setup, on_end=lambda: ended_s.append(trio.current_time()))
+    assert ended_s == pytest.approx([10.0, 20.0, 30.0])
+
+
 async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockClock) -> None:
     log = SessionLog()
     setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=30.0), log))

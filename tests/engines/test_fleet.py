@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -62,6 +63,32 @@ async def test_every_engine_serves_what_was_published(tmp_path: Path, autojump_c
         states = world.fleet.statistics()
         assert {s.state for s in states.values()} == {"serving"}
         assert {name: s.num_publishes for name, s in states.items()} == {"current-0": 3, "current-1": 3, "lagging-0": 2}
+
+
+@pytest.mark.parametrize(("mode", "found"), [("retract", ["v1", "v2", "v2"]), ("in_place", ["v1", "v1", "v2"])])
+async def test_sessions_keep_their_prefixes_over_publishes_in_place_alone(
+    tmp_path: Path, autojump_clock: MockClock, mode: str, found: list[str]
+) -> None:
+    salts: list[str] = []
+
+    async def note(request: HttpRequest) -> None:
+        if request.path == "/generate" and host.engine.version:  # else nobody is there to answer
+            salts.append(msgspec.json.decode(request.body)["cache_salt"])
+
+    async with open_world(tmp_path, current=1, mode=mode) as world:
+        host = world.hosts["current-0"]
+        host.fault = note
+        await world.turn()
+        await world.publish(2)
+        await world.turn()
+        host.kill()
+        seat = world.pool(0, 0, 0)
+        await trio.sleep(60.0)
+        assert not world.fleet.is_serving("current-0")
+        await seat.end_session("g0-m0")  # while nobody is there to be told
+        host.start()
+        await world.turn()  # of another session that has the name
+        assert salts == found
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/update_weights_from_disk", "/continue_generation"])
