@@ -9,7 +9,7 @@ import trio
 from agentrl_jax.config import TrainConfig
 from agentrl_jax.controller.episode import EngineChooser, EpisodeSetup
 from agentrl_jax.controller.evaluation import run_tasks
-from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.group import AdmittedGroup, run_group, run_group_when_placed
 from agentrl_jax.controller.ports import RunOneGroup
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.slots import EpisodeSlots
@@ -63,9 +63,8 @@ class Rollouts:
         setups = self._setups(self.pool, _TRAINING, self._config.temperature)
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
-            env = admitted.task.env
-            async with slots.place(env, size) as places:
-                return await run_group(admitted, group_size=size, setup=setups[env], on_end=places.give_back)
+            setup = setups[admitted.task.env]
+            return await run_group_when_placed(admitted, group_size=size, setup=setup, slots=slots)
 
         return run_one_group
 

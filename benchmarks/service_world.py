@@ -18,7 +18,7 @@ import trio
 
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup
-from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.group import AdmittedGroup, run_group_when_placed
 from agentrl_jax.controller.loop import train_loop
 from agentrl_jax.controller.ports import RunOneGroup, StepOutcome, StepRecord
 from agentrl_jax.controller.sessions import WithoutQueue
@@ -239,8 +239,7 @@ class World:
 
         async def run_one_group(admitted: AdmittedGroup) -> Group:
             size = self.model.batch.group_size
-            async with slots.place(_ENV, size) as places:
-                return await run_group(admitted, group_size=size, setup=setup, on_end=places.give_back)
+            return await run_group_when_placed(admitted, group_size=size, setup=setup, slots=slots)
 
         return run_one_group
 

@@ -8,6 +8,7 @@ import trio
 
 from agentrl_jax.controller.cancellation import CancelSwitch
 from agentrl_jax.controller.episode import EpisodeSetup, run_episode
+from agentrl_jax.controller.slots import EpisodeSlots
 from agentrl_jax.errors import RecordError
 from agentrl_jax.types import Group, Task, Trajectory
 
@@ -55,6 +56,14 @@ async def run_group(
         admitted_version=admitted.admitted_version,
         trajectories=ended,
     )
+
+
+async def run_group_when_placed(
+    admitted: AdmittedGroup, *, group_size: int, setup: EpisodeSetup, slots: EpisodeSlots
+) -> Group:
+    """`run_group` once there is a place for each of its episodes, which is free again as soon as that episode ends."""
+    async with slots.place(admitted.task.env, group_size) as places:
+        return await run_group(admitted, group_size=group_size, setup=setup, on_end=places.give_back)
 
 
 def check_versions(group: Group, newest: int) -> None:

@@ -1,11 +1,14 @@
 """Groups: members side by side, in order, from one prompt."""
 
+from functools import partial
+
 import pytest
 import trio
 
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup, single_engine
-from agentrl_jax.controller.group import AdmittedGroup, run_group
+from agentrl_jax.controller.group import AdmittedGroup, run_group, run_group_when_placed
 from agentrl_jax.controller.sessions import WithoutQueue
+from agentrl_jax.controller.slots import EpisodeSlots
 from agentrl_jax.env import Action, Message, StepResult
 from agentrl_jax.errors import RecordError
 from agentrl_jax.testing.engine import FakeEngine
@@ -46,6 +49,19 @@ async def test_each_end_is_told_as_it_comes(autojump_clock: trio.testing.MockClo
     admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
     await run_group(admitted, group_size=3, setup=setup, on_end=lambda: ended_s.append(trio.current_time()))
     assert ended_s == pytest.approx([10.0, 20.0, 30.0])
+
+
+async def test_a_place_is_free_as_soon_as_its_episode_ends(autojump_clock: trio.testing.MockClock) -> None:
+    seconds, slots = iter([30.0, 10.0, 20.0]), EpisodeSlots(4, lambda: {TASK.env: 1.0})
+    setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), SessionLog()))
+    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    running = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run_group_when_placed, admitted, group_size=3, setup=setup, slots=slots))
+        for moment in (5.0, 15.0, 25.0, 35.0):
+            await trio.sleep_until(moment)
+            running.append(slots.statistics().running.get(TASK.env, 0))
+    assert running == [3, 2, 1, 0]
 
 
 async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockClock) -> None:
