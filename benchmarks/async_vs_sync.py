@@ -37,7 +37,7 @@ from launch.config import parse
 VIRTUAL = async_virtual.Size(
     gpus=(16, 32, 64),
     sigmas=SIGMAS,
-    num_steps=6,
+    num_steps=10,
     repeats=3,
     tail_repeats=1,
     set_ups=tuple(SetUp(room=room, crowding=crowding) for room in (0.7, 0.85) for crowding in (0.8, 1.0)),
