@@ -9,14 +9,19 @@ the same held-out tasks.
 At the end two policies (two specialists, or a trained policy and the warm one) are evaluated alone and mixed by turns
 (cross-policy sampling) and by episodes: pass@k by k.
 
-By default two arms with two seeds; with --full all arms with five. Both may be stopped at any time: the same command
-goes on. Each finished cell is a line of OUT/cells.jsonl, and figures are made of the lines that are there.
+By default two arms with two seeds; with --full all arms with five. As many cells run at a time as there are cores. All
+may be stopped at any time: the same command goes on. Each finished cell is a line of OUT/cells.jsonl, and figures are
+made of the lines that are there.
 
 A good answer is the one that comes out. Differences count where `gain_low` and `gain_high` have one sign.
 """
 
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrl_jax.errors import ConfigError
@@ -76,7 +81,7 @@ class Options:
                 flags=_TINY_STEPS,
                 warm_flags=TINY_POLICY,
             )
-        return Settings(max_steps=150, eval_every=25, num_tasks=128) if self.full else Settings()
+        return Settings()
 
     def arms(self, settings: Settings) -> tuple[str, ...]:
         """Those that are run."""
@@ -89,15 +94,39 @@ class Options:
         return range(5 if self.full else 1 if self.quick else 2)
 
 
-def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int]) -> None:
-    """Finish every cell: seed by seed, so that what is there when it is stopped can be compared."""
-    for seed in seeds:
-        for arm in arms:
-            cells.arm(arm, seed)
+def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int], num_workers: int = 1) -> None:
+    """Finish every cell: seed by seed, so that what is there when it is stopped can be compared.
+
+    Raises what the first cell raised that failed; those under way end first, and no other is begun.
+    """
+    at_once([partial(cells.policy, seed) for seed in seeds], num_workers)
+    at_once([partial(cells.arm, arm, seed) for seed in seeds for arm in arms], num_workers)
     specialists = [arm for arm in arms if arm.startswith(SPECIALIST)]
     # Two policies that know different things; without specialists what a run would mix: its newest and an old one.
     first, second = specialists[:2] if len(specialists) >= 2 else (arms[0], "policy")
     cells.mixtures(f"{first}-{seeds[0]}", f"{second}-{seeds[0]}")
+
+
+def at_once(jobs: Sequence[Callable[[], object]], num_workers: int) -> None:
+    """Do them all, in their order, so many at a time; see `run_all` for those that fail."""
+    has_failed = threading.Event()
+
+    def work(job: Callable[[], object]) -> None:
+        if has_failed.is_set():
+            return
+        try:
+            job()
+        except BaseException:
+            has_failed.set()
+            raise
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        futures = [pool.submit(work, job) for job in jobs]
+        try:
+            for future in futures:
+                future.result()
+        finally:  # a key may have been pressed
+            has_failed.set()
 
 
 def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:
@@ -108,7 +137,7 @@ def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:
         cells = Cells(options.folder, settings, run)
     except ConfigError as error:
         refuse(error, program=f"benchmarks.{NAME}")
-    run_all(cells, options.arms(settings), options.seeds)
+    run_all(cells, options.arms(settings), options.seeds, len(os.sched_getaffinity(0)))
     found = list(learning_figures(list(cells.finished.values())))
     print("\n".join(json_lines(found)) if options.json else table(found))
     return 0

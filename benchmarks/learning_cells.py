@@ -6,13 +6,16 @@
     OUT/ARM-S/              a training run (launch.train), and its evaluation/ (launch.evaluate)
     OUT/mixtures/           the evaluation of two policies, alone and mixed
 
-A cell that was cut short goes on from its run's checkpoint.
+A cell that was cut short goes on from its run's checkpoint. Cells may be run by several threads at a time: each is a
+process of its own that computes on one core, which on small networks takes far less from its neighbour than two cores
+give to one process.
 """
 
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +24,7 @@ from typing import Any
 
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.runlog import read_records, to_json, write_atomically
+from benchmarks.async_real_run import ONE_THREAD
 
 ARMS: Mapping[str, tuple[str, ...]] = {
     "full": (),
@@ -49,8 +53,8 @@ class Settings:
     mixture_samples: in that of the mixtures. flags: of every training run; warm_flags: of warm-ups besides."""
 
     tasks: tuple[str, ...] = ("kg", "alfworld")
-    max_steps: int = 60
-    eval_every: int = 15
+    max_steps: int = 48
+    eval_every: int = 12
     num_tasks: int = 64
     samples: int = 4
     mixture_samples: int = 16
@@ -60,7 +64,7 @@ class Settings:
 
 def launch(arguments: Sequence[str]) -> None:
     """See `Launch`. What the child says goes to stderr."""
-    environment = os.environ | {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    environment = ONE_THREAD | os.environ
     done = subprocess.run([sys.executable, "-m", *arguments], env=environment, stdout=_STDERR, check=False)
     if done.returncode:
         raise RuntimeError(f"python -m {' '.join(arguments)} ended with exit code {done.returncode}")
@@ -72,6 +76,7 @@ class Cells:
     def __init__(self, folder: Path, settings: Settings, run: Launch = launch) -> None:
         """Begin an experiment, or go on with the one that is there. Raises ConfigError if that is another one."""
         self.folder, self.settings, self._run = folder, settings, run
+        self._writing = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         path, wanted = folder / "settings.json", json.loads(to_json(asdict(settings)))
         if path.is_file() and (saved := json.loads(path.read_text())) != wanted:
@@ -151,7 +156,7 @@ class Cells:
 
     def _finish(self, name: str, begun: float, **found: Any) -> None:
         record = {"cell": name, "seconds": round(time.monotonic() - begun, 1), **found}
-        with self._path.open("a", encoding="ascii") as file:
+        with self._writing, self._path.open("a", encoding="ascii") as file:
             file.write(to_json(record) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -105,6 +105,28 @@ def test_finished_cells_are_not_run_again_and_one_cut_short_goes_on(tmp_path: Pa
     assert [call[0] for call in again.calls] == ["launch.train", "launch.evaluate", "launch.evaluate"]
 
 
+def test_cells_of_several_threads_are_those_of_one(tmp_path: Path) -> None:
+    one, several = (
+        Cells(tmp_path / "one", SETTINGS, FakeLaunch({})),
+        Cells(tmp_path / "several", SETTINGS, FakeLaunch({})),
+    )
+    run_all(one, ["full", "synchronous"], [0, 1, 2])
+    run_all(several, ["full", "synchronous"], [0, 1, 2], num_workers=4)
+    kept = Cells(tmp_path / "several", SETTINGS, FakeLaunch({})).finished
+    assert sorted(kept) == sorted(one.finished)
+    for name, cell in one.finished.items():
+        assert {**kept[name], "seconds": 0} == {**cell, "seconds": 0}
+
+
+def test_no_cell_is_begun_after_one_has_failed(tmp_path: Path) -> None:
+    run = FakeLaunch({})
+    run.fails_at = "full-0"
+    with pytest.raises(RuntimeError, match="killed"):
+        run_all(Cells(tmp_path, SETTINGS, run), ["full", "synchronous"], range(20))
+    begun = [call for call in run.calls if any(part.startswith("--model=") for part in call)]
+    assert len(begun) == 1
+
+
 def test_all_arms_learn_from_batches_of_one_size(tmp_path: Path) -> None:
     run = FakeLaunch({})
     run_all(Cells(tmp_path, Settings(), run), ["full", "synchronous"], [0])
