@@ -53,6 +53,7 @@ from agentrl_jax.seeding import derive_seed
 from agentrl_jax.step_plan import StepPlan
 from agentrl_jax.survival import Survival
 from agentrl_jax.types import Floats, Group, Ids
+from agentrl_jax.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +347,7 @@ class _Training:
                 )
             nursery.cancel_scope.cancel()
         self.say(
-            f"reinforcement learning: {result.num_steps} steps, {result.version - plan.version} published, "
+            f"reinforcement learning: {counted(result.num_steps, 'step')}, {result.version - plan.version} published, "
             f"{self.reports.seconds:.0f} s"
         )
         return plan.step + result.num_steps, result.version

@@ -30,6 +30,7 @@ from agentrl_jax.rendering.templates import (
 from agentrl_jax.rendering.tokenizer import ChatTokenizer, load_tokenizer
 from agentrl_jax.rendering.tokenizer_files import write_template
 from agentrl_jax.rendering.train_tokenizer import train_tokenizer
+from agentrl_jax.wording import quoted
 
 Conversation = tuple[Sequence[Message], Sequence[Tool]]
 
@@ -163,8 +164,10 @@ def check_model_folder(folder: Path) -> None:
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     missing += [] if has_safetensors(folder) else ["model.safetensors or its index"]
     if missing:
+        inner = folder / "model"
+        of_a_run = f"; a run's policy is in --model {quoted(inner)}" if has_safetensors(inner) else ""
         raise ConfigError(
-            f"--model {folder}: expected config.json, weights and tokenizer; missing: {', '.join(missing)}"
+            f"--model {folder}: expected config.json, weights and tokenizer; missing: {', '.join(missing)}{of_a_run}"
         )
 
 

@@ -18,7 +18,6 @@ import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from shlex import quote
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
@@ -28,6 +27,7 @@ from agentrl_jax.errors import ConfigError
 from agentrl_jax.evaluation import Evaluation
 from agentrl_jax.redaction import redacted, without_passwords
 from agentrl_jax.types import Floats, Ids, Trajectory, as_ids
+from agentrl_jax.wording import quoted
 
 _BLOCK_BYTES = 1 << 16
 
@@ -186,8 +186,8 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"--run-dir {folder} is not empty; runs never overwrite each other. Name a new folder; go on with an "
-            f"earlier run by --resume {quote(str(folder))}, or start anew from its weights by --model "
-            f"{quote(str(folder / 'model'))}"
+            f"earlier run by --resume {quoted(folder)}, or start anew from its weights by --model "
+            f"{quoted(folder / 'model')}"
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run-dir {folder} is a file; name a folder")

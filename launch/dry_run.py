@@ -12,6 +12,7 @@ from agentrl_jax.models.export import export_bytes
 from agentrl_jax.models.params import num_params
 from agentrl_jax.packing import PACKED_FIELDS
 from agentrl_jax.saved_config import flattened
+from agentrl_jax.wording import counted
 from launch.estimates import device_kind
 from launch.plan import Machine, RunPlan, kinds_by_memory, make_plan
 from launch.recipes import Recipe
@@ -127,12 +128,12 @@ def _verdict(plan: RunPlan, machine: Machine) -> Iterator[str]:
         if not plan.fits_here:
             yield "WARNING: this machine has less memory than all of them together"
         return
-    names = list(kinds_by_memory())
+    names = kinds_by_memory()
     fitting = [name for name in names if plan.fits(name)]
-    yield f"fits {', '.join(fitting) or 'none of the devices that we know'}, by {share}"
+    yield f"fits {_named(fitting, names) or 'none of the devices that we know'}, by {share}"
     too_small = [name for name in names if name not in fitting]
     if too_small:
-        yield f"WARNING: does not fit {', '.join(too_small)}: {_REMEDIES}"
+        yield f"WARNING: does not fit {_named(too_small, names)}: {_REMEDIES}"
     own = device_kind(machine.kind)
     if own is not None and plan.most_on_a_device > plan.usable_share * own.memory:
         yield f"WARNING: does not fit this machine's {machine.kind}"
@@ -140,6 +141,11 @@ def _verdict(plan: RunPlan, machine: Machine) -> Iterator[str]:
         yield f"WARNING: this machine has {machine.num_devices} {machine.kind}, the mesh needs {plan.mesh.num_devices}"
     if machine.is_cpu:
         yield "this machine has no accelerator; the plan is for one that has"
+
+
+def _named(names: Sequence[str], memory: Mapping[str, float]) -> str:
+    """Some devices are sold with several memories: their names alone do not say which is meant."""
+    return ", ".join(name if "GB" in name else f"{name} {memory[name] / 2**30:.0f}GB" for name in names)
 
 
 def _step(plan: RunPlan, machine: Machine) -> Iterator[str]:
@@ -166,7 +172,7 @@ def _step(plan: RunPlan, machine: Machine) -> Iterator[str]:
     if not plan.is_cpu:
         seconds = plan.step_seconds(_PLANNED_FOR)
         yield f"the learner's part: {seconds:,.0f} s on {_PLANNED_FOR} at 40 % of their peak, if all are that long"
-    yield f"{config.max_steps:,} steps: {config.max_steps * plan.num_episodes:,} episodes or more"
+    yield f"{counted(config.max_steps, 'step')}: {config.max_steps * plan.num_episodes:,} episodes or more"
     if config.evaluation.num_tasks:
         when = "before and after" + (f", and every {config.eval_every} steps" if config.eval_every else "")
         num = 2 * config.evaluation.num_tasks * len(config.env_names)

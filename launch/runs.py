@@ -1,6 +1,5 @@
 """What every run directory's command does around its work: open it, say what began, and say how it ended."""
 
-import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from agentrl_jax.report.sinks import open_sinks
 from agentrl_jax.report.write import write_report
 from agentrl_jax.runlog import Observer, RunLog
 from agentrl_jax.sft_config import SftConfig
+from agentrl_jax.wording import counted, quoted
 from launch.devices import provenance
 
 ResultT = TypeVar("ResultT")
@@ -59,11 +59,11 @@ def carry_out(
                     say(f"changed: {name} {change}")
                 return work(run)
         except KeyboardInterrupt:
-            say(f"stopped at once; go on with --resume {_quoted(config.run_dir)}")
+            say(f"stopped at once; go on with --resume {quoted(config.run_dir)}")
             return None
         except ConfigError:
             if kinds & _LEARNT:
-                say(f"what was learnt is kept; once that is mended, go on with --resume {_quoted(config.run_dir)}")
+                say(f"what was learnt is kept; once that is mended, go on with --resume {quoted(config.run_dir)}")
             elif is_new:
                 run.discard()  # the corrected command may use the folder
                 kinds.clear()
@@ -94,19 +94,14 @@ def _draw(run_dir: Path, say: Callable[[str], None]) -> None:
             say(f"curves: {curves}")
         say(f"report: {write_report(run_dir)}")
     except (AgentRLError, OSError) as error:
-        say(f"WARNING: no report: {error}. Once that is mended: python -m agentrl_jax.report {_quoted(run_dir)}")
+        say(f"WARNING: no report: {error}. Once that is mended: python -m agentrl_jax.report {quoted(run_dir)}")
 
 
 def say_end(run_dir: Path, model_folder: Path, *, num_steps: int, is_stopped: bool, say: Callable[[str], None]) -> None:
     """Say where a run's policy is, and how a stopped one goes on."""
     if is_stopped:
-        say(f"stopped after {num_steps} steps; go on with --resume {_quoted(run_dir)}")
+        say(f"stopped after {counted(num_steps, 'step')}; go on with --resume {quoted(run_dir)}")
     say(f"weights and tokenizer: {model_folder}")
-
-
-def _quoted(path: Path) -> str:
-    """As a shell reads it back."""
-    return shlex.quote(str(path))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from agentrl_jax.report.display import open_display
 from agentrl_jax.report.sinks import check_sinks
 from agentrl_jax.runlog import check_unused
 from agentrl_jax.sharding import parse_mesh
+from agentrl_jax.wording import counted
 from launch.available import settle_tasks
 from launch.config import env_sources, make_families, parse_training, printer, refuse
 from launch.devices import open_mesh
@@ -83,7 +84,7 @@ def _run(
             return _lead(config, changes, families, sources, mesh, say, leader)
     with asked_to_stop(say) as should_stop:
         num_steps = follow_training(mesh, should_stop)
-    say(f"process {jax.process_index()}: followed process 0 for {num_steps} steps")
+    say(f"process {jax.process_index()}: followed process 0 for {counted(num_steps, 'step')}")
     return 0
 
 

@@ -140,3 +140,11 @@ def test_a_policy_takes_its_tokenizer_and_template_along_wherever_they_are_from(
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json, tokenizer\.json, model\.safetensors or its index"):
         open_policy(tmp_path)
+
+
+def test_a_run_directory_is_pointed_to_its_policy(tokenizer_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    imported(run / "model", tokenizer_folder)
+    (run / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"index; a run's policy is in --model '.*/my run/model'$"):
+        open_policy(run)

@@ -145,4 +145,6 @@ class HttpLink:
 
 
 def _shown(answer: HttpResponse) -> str:
+    if answer.body.lstrip()[:1] == b"<":
+        return "and a web page: is this the address of a controller, with its /api?"
     return answer.body[:200].decode("utf-8", "replace")

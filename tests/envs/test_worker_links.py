@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from agentrl_jax.controller.hosted_sessions import HostConfig, open_session_host
 from agentrl_jax.controller.wire_http2 import serve_http2
@@ -24,7 +25,7 @@ from agentrl_jax.controller.wire_proto import (
     request_envelope,
 )
 from agentrl_jax.engines.http import open_http_client
-from agentrl_jax.engines.http_server import ServerLimits, json_answer, serve_http
+from agentrl_jax.engines.http_server import Answer, ServerLimits, json_answer, serve_http
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.testing.envs import EnvScript, ScriptedFamily, SessionLog, scripted_sessions
 from envs.worker.serve import Place, serve
@@ -39,7 +40,7 @@ class Controller:
 
     def __init__(self):
         self.beats, self.notices, self.stale = [], [], []
-        self.heard, self.refuses = trio.Event(), False
+        self.heard, self.refuses, self.page = trio.Event(), False, b""
 
     async def handle(self, request):
         body = json.loads(request.body) if request.body else None
@@ -54,6 +55,8 @@ class Controller:
             return json_answer({self.beats[0]["name"]: {"indices": [], "workers": workers}})
         self.heard.set()
         self.heard = trio.Event()
+        if self.page:
+            return Answer(status=404, body=self.page, content_type="text/html")
         return json_answer({"message": "no"}, 400) if self.refuses else json_answer(None)
 
 
@@ -103,6 +106,18 @@ async def test_a_worker_registers_by_its_first_heartbeat():
         assert controller.beats == [
             {"name": "s-train", "address": f"{client.url}/api", "concurrency": 2, "indices": list(range(8))}
         ]
+
+
+async def test_a_web_page_for_an_answer_is_not_logged_whole(caplog):
+    async with open_controller() as controller:
+        controller.page = b"<!DOCTYPE html><html><body>nothing here</body></html>"
+        async with open_worker(Place(controller=controller.url, port=0)):
+            while not caplog.messages:
+                await controller.heard.wait()
+                await trio.testing.wait_all_tasks_blocked(0.01)
+    (said,) = caplog.messages
+    assert "status 404, and a web page: is this the address of a controller, with its /api?" in said
+    assert "<" not in said
 
 
 async def test_the_api_over_http():

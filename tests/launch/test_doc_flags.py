@@ -61,5 +61,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def rows(page: Path) -> list[list[str]]:
+    """The cells of a page's tables."""
+    lines = page.read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+
+
+def test_the_quickstarts_figures_are_the_same_on_both_pages() -> None:
+    whole = [row[:4] for row in rows(ROOT / "docs" / "quickstart.md")]
+    short = [row for row in rows(ROOT / "README.md") if len(row) == 4 and row[3].startswith("+")]
+    assert len(short) == 5
+    assert all(row in whole for row in short)
+
+
 def test_flags_are_found_at_all() -> None:
     assert {"--mesh", "--loss.name", "--rollout.max-staleness", "--pool.lagging-prob"} <= known_flags()

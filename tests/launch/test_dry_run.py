@@ -87,7 +87,8 @@ def test_a_mesh_that_is_too_small_is_warned_about(planned: Plan) -> None:
     printed = planned("--recipe=paper-32b", "--mesh=1")
     assert "fits none of the devices that we know" in printed
     assert "WARNING: does not fit" in printed
-    assert "H800" in printed.split("WARNING")[1]
+    assert "H800 80GB" in printed.split("WARNING")[1]
+    assert "A100 40GB" in printed  # sold with 80 GB as well
 
 
 def test_the_memory_of_the_devices_here_is_looked_at() -> None:
