@@ -337,17 +337,17 @@ class Trajectory:
 class Group:
     """The G trajectories of one task, from one identical initial observation.
 
-    admitted_version: the learner's version when the group took its permit.
+    start_version: the learner's version when its episodes began; its age counts from there.
     """
 
     group_id: int
     task: Task
-    admitted_version: int
+    start_version: int
     trajectories: tuple[Trajectory, ...]
 
     def __post_init__(self) -> None:
-        if self.admitted_version < 0:
-            raise RecordError(f"group {self.group_id}: admitted_version must be >= 0, got {self.admitted_version}")
+        if self.start_version < 0:
+            raise RecordError(f"group {self.group_id}: start_version must be >= 0, got {self.start_version}")
         members = [trajectory.member for trajectory in self.trajectories]
         if members != list(range(len(members))):
             raise RecordError(f"group {self.group_id}: members must be 0..G-1 in order, got {members}")

@@ -40,7 +40,7 @@ VIRTUAL = async_virtual.Size(
     num_steps=10,
     repeats=3,
     tail_repeats=1,
-    set_ups=tuple(SetUp(room=room, crowding=crowding) for room in (0.7, 0.85) for crowding in (0.8, 1.0)),
+    set_ups=tuple(SetUp(room=0.85, crowding=crowding) for crowding in (0.8, 1.0)),
 )
 VIRTUAL_QUICK = async_virtual.Size(
     gpus=(16,),

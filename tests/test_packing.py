@@ -218,7 +218,7 @@ def test_episodes_that_do_not_count_are_counted_by_why() -> None:
         make_trajectory(None, make_segment(), member=3, end=EpisodeEnd.ENGINE_ERROR),
         make_trajectory(None, member=4, end=EpisodeEnd.ENV_ERROR),
     ]
-    group = Group(group_id=0, task=members[0].task, admitted_version=0, trajectories=tuple(members))
+    group = Group(group_id=0, task=members[0].task, start_version=0, trajectories=tuple(members))
     stats = build_batch(
         [group], advantages=replace(PLAIN, overlong="mask"), packing=one_row(12), learner_version=0
     ).stats
@@ -233,7 +233,7 @@ def overlong_group() -> Group:
         make_trajectory(-0.2, make_segment(make_turn(1, 2, first_id=30)), member=2, end=EpisodeEnd.TURN_TRUNCATED),
         make_trajectory(-0.2, make_segment(make_turn(1, 2, first_id=40)), member=3, end=EpisodeEnd.MAX_TURNS),
     ]
-    return Group(group_id=0, task=members[0].task, admitted_version=0, trajectories=tuple(members))
+    return Group(group_id=0, task=members[0].task, start_version=0, trajectories=tuple(members))
 
 
 def test_masked_overlong_episodes_vote_but_leave_no_token() -> None:

@@ -104,8 +104,8 @@ def test_context_ids_are_token_ids(ids: list) -> None:
 def test_versions_are_counted_from_zero() -> None:
     with pytest.raises(RecordError, match="version must be >= 0, got -1"):
         VersionSpan(version=-1, start=0, end=1)
-    with pytest.raises(RecordError, match="admitted_version must be >= 0, got -1"):
-        replace(make_group([1.0]), admitted_version=-1)
+    with pytest.raises(RecordError, match="start_version must be >= 0, got -1"):
+        replace(make_group([1.0]), start_version=-1)
 
 
 def test_a_segment_interleaves_context_and_samples() -> None:
@@ -168,9 +168,9 @@ def test_what_the_env_gave_must_be_finite() -> None:
 def test_group_members_are_numbered_and_of_one_task() -> None:
     group = make_group([1.0, 0.0])
     with pytest.raises(RecordError, match=r"0\.\.G-1"):
-        Group(group_id=0, task=group.task, admitted_version=0, trajectories=group.trajectories[::-1])
+        Group(group_id=0, task=group.task, start_version=0, trajectories=group.trajectories[::-1])
     with pytest.raises(RecordError, match="of its task"):
-        Group(group_id=1, task=group.task, admitted_version=0, trajectories=group.trajectories)
+        Group(group_id=1, task=group.task, start_version=0, trajectories=group.trajectories)
 
 
 @pytest.mark.parametrize(

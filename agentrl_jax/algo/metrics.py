@@ -157,7 +157,7 @@ def task_metrics(groups: Sequence[Group]) -> dict[str, TaskMetrics]:
 
     >>> from agentrl_jax.types import Task
     >>> tasks = [Task(env=name, split="train", index=0, seed=0) for name in ("os", "kg", "os")]
-    >>> groups = [Group(group_id=i, task=t, admitted_version=0, trajectories=()) for i, t in enumerate(tasks)]
+    >>> groups = [Group(group_id=i, task=t, start_version=0, trajectories=()) for i, t in enumerate(tasks)]
     >>> {env: found.num_groups for env, found in task_metrics(groups).items()}
     {'kg': 1, 'os': 2}
     """

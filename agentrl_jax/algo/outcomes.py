@@ -38,7 +38,7 @@ def outcomes_of(groups: Sequence[Group], teaches: Sequence[bool], env_names: Seq
     >>> task = Task(env="kg", split="train", index=0, seed=0)
     >>> lost = Trajectory(task=task, group_id=7, member=0, end=EpisodeEnd.ENV_ERROR, reward=None, env_reward=None,
     ...     segments=())
-    >>> found = outcomes_of([Group(group_id=7, task=task, admitted_version=0, trajectories=(lost,))], [False], ["kg"])
+    >>> found = outcomes_of([Group(group_id=7, task=task, start_version=0, trajectories=(lost,))], [False], ["kg"])
     >>> found.rewards.tolist(), found.votes.tolist(), found.group_ids.tolist(), found.num_turns.tolist()
     ([nan], [False], [0], [0])
     """

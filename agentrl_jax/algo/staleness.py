@@ -30,7 +30,7 @@ def token_lags(groups: Iterable[Group], learner_version: int) -> Lags:
     >>> played = Segment(turns=(Turn(context_ids=as_ids([1]), completion=sampled),))
     >>> member = Trajectory(task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0,
     ...     segments=(played,))
-    >>> lags = token_lags([Group(group_id=0, task=task, admitted_version=5, trajectories=(member,))], 6)
+    >>> lags = token_lags([Group(group_id=0, task=task, start_version=5, trajectories=(member,))], 6)
     >>> dict(lags["lagging"]), dict(lags["current"])
     ({2: 2, 1: 1}, {})
     """
@@ -61,7 +61,7 @@ def max_cache_age(groups: Iterable[Group]) -> int:
     >>> played = Segment(turns=(Turn(context_ids=as_ids([1]), completion=sampled),))
     >>> member = Trajectory(task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0,
     ...     segments=(played,))
-    >>> max_cache_age([Group(group_id=0, task=task, admitted_version=4, trajectories=(member,))])
+    >>> max_cache_age([Group(group_id=0, task=task, start_version=4, trajectories=(member,))])
     2
     """
     return max(

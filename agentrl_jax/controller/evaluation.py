@@ -24,7 +24,7 @@ async def run_tasks(
     async def run_one(position: int) -> None:
         try:
             groups[position] = await run_one_group(
-                AdmittedGroup(group_id=position, task=tasks[position], admitted_version=version)
+                AdmittedGroup(group_id=position, task=tasks[position], start_version=version)
             )
         finally:
             slots.release()

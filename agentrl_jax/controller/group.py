@@ -1,6 +1,7 @@
 """The G episodes of one task, run side by side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,23 +9,37 @@ import trio
 
 from agentrl_jax.controller.cancellation import CancelSwitch
 from agentrl_jax.controller.episode import EpisodeSetup, run_episode
-from agentrl_jax.controller.slots import EpisodeSlots
+from agentrl_jax.controller.slots import EpisodeSlots, Places
 from agentrl_jax.errors import RecordError
 from agentrl_jax.types import Group, Task, Trajectory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class AdmittedGroup:
     """A group that holds a permit and is to be run. Tripping `switch` makes all its episodes end as CANCELLED.
 
+    start_version: the learner's at its admission; if it has to wait for places, that at which it got them: nothing of
+    it is older, and what waits grows no staler. is_waiting: for them, now.
     task_position: where the draw found `task` (`TaskSampler.last_position`); None if it was drawn again, or by nobody.
+    on_start: told as soon as it waits no longer, to bring `start_version` up to date.
     """
 
     group_id: int
     task: Task
-    admitted_version: int
+    start_version: int
     task_position: int | None = None
     switch: CancelSwitch = field(default_factory=CancelSwitch)
+    is_waiting: bool = False
+    on_start: "Callable[[AdmittedGroup], None]" = lambda group: None
+
+    @asynccontextmanager
+    async def placed(self, slots: EpisodeSlots, num_places: int) -> AsyncIterator[Places]:
+        """Wait for so many places, and hold them for the body; see `EpisodeSlots.place`."""
+        self.is_waiting = True
+        async with slots.place(self.task.env, num_places) as places:
+            self.is_waiting = False
+            self.on_start(self)
+            yield places
 
 
 async def run_group(
@@ -53,7 +68,7 @@ async def run_group(
     return Group(
         group_id=admitted.group_id,
         task=admitted.task,
-        admitted_version=admitted.admitted_version,
+        start_version=admitted.start_version,
         trajectories=ended,
     )
 
@@ -62,7 +77,7 @@ async def run_group_when_placed(
     admitted: AdmittedGroup, *, group_size: int, setup: EpisodeSetup, slots: EpisodeSlots
 ) -> Group:
     """`run_group` once there is a place for each of its episodes, which is free again as soon as that episode ends."""
-    async with slots.place(admitted.task.env, group_size) as places:
+    async with admitted.placed(slots, group_size) as places:
         return await run_group(admitted, group_size=group_size, setup=setup, on_end=places.give_back)
 
 

@@ -116,6 +116,10 @@ class Journal:
             }
         )
 
+    def started(self, group_id: int, version: int) -> None:
+        """A group that waited for places starts, later than it was admitted. Not flushed."""
+        self._append({"kind": "started", "group": group_id, "version": version})
+
     def completed(self, group: Group) -> None:
         """A group's episodes ended and it is to be trained; flushed, bytes and line."""
         data = encode_group(group)

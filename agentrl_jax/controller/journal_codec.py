@@ -28,7 +28,7 @@ def encode_group(group: Group) -> bytes:
     facts = {
         "group_id": group.group_id,
         "task": task_to_json(group.task),
-        "admitted_version": group.admitted_version,
+        "start_version": group.start_version,
         "trajectories": [_trajectory_to_json(trajectory) for trajectory in group.trajectories],
     }
     text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii")
@@ -56,7 +56,7 @@ def decode_group(data: bytes) -> Group:
         return Group(
             group_id=facts["group_id"],
             task=task,
-            admitted_version=facts["admitted_version"],
+            start_version=facts["start_version"],
             trajectories=tuple(trajectories),
         )
     except (ValueError, KeyError, TypeError) as error:

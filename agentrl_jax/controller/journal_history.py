@@ -3,6 +3,7 @@
     begun       a process starts from `step`: `version` serves the weights of `restored_version`; groups that the
                 restored params do not contain are `adopted` (still complete, at an age) or `reissued` (drawn again)
     admitted    a group took its permit at a version; its task, and at which position of its env that was drawn
+    started     it waited for places until this version, from which its age counts
     completed   its episodes ended; where its bytes lie
     ended       it was dropped or cancelled
     published   a version is about to be sent to the engines
@@ -22,7 +23,7 @@ from agentrl_jax.controller.journal_lines import Record
 from agentrl_jax.errors import RecordError
 from agentrl_jax.types import Task
 
-KINDS = frozenset({"begun", "admitted", "completed", "ended", "published", "consumed", "checkpoint"})
+KINDS = frozenset({"begun", "admitted", "started", "completed", "ended", "published", "consumed", "checkpoint"})
 
 
 class Location(NamedTuple):
@@ -208,6 +209,12 @@ class History:
         self.groups[group_id] = GroupEntry(group_id=group_id, task=task, version=record["version"])
         self.next_group_id = group_id + 1
         self.totals["admitted"] += 1
+
+    def _started(self, record: Record) -> None:
+        if record["version"] != self.version:
+            self._problem(f"group {record['group']} started at version {record['version']}, not {self.version}")
+        if (entry := self._entry(record["group"], "started", "live")) is not None:
+            entry.version = record["version"]
 
     def _completed(self, record: Record) -> None:
         entry = self._entry(record["group"], "completed", "live")

@@ -18,7 +18,10 @@ class ThreadedJournal:
     journal: Journal
 
     def admitted(self, group: AdmittedGroup) -> None:
-        self.journal.admitted(group.group_id, group.task, group.admitted_version, group.task_position)
+        self.journal.admitted(group.group_id, group.task, group.start_version, group.task_position)
+
+    def started(self, group: AdmittedGroup) -> None:
+        self.journal.started(group.group_id, group.start_version)
 
     async def completed(self, group: Group) -> None:
         await trio.to_thread.run_sync(self.journal.completed, group)

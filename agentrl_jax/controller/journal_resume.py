@@ -120,7 +120,7 @@ def begin(journal: Journal, config: RolloutConfig, plan: ResumePlan) -> None:
         version=plan.version,
         restored_version=plan.restored_version,
         bounds={"": config.max_staleness, **config.task_max_staleness},
-        adopted={group.group_id: plan.version - group.admitted_version for group in plan.adopted},
+        adopted={group.group_id: plan.version - group.start_version for group in plan.adopted},
         reissued=list(plan.reissued),
     )
 
@@ -135,7 +135,7 @@ def _age(group: Group, distance: Distance) -> int | None:
     """
     completions = [turn.completion for trajectory in group.trajectories for turn in trajectory.turns]
     versions = {span.version for c in completions if c.pool == "current" for span in c.version_spans}
-    ages = [distance(version) for version in versions | {group.admitted_version}]
+    ages = [distance(version) for version in versions | {group.start_version}]
     known = [age for age in ages if age is not None]
     lagging = {span.version for c in completions if c.pool == "lagging" for span in c.version_spans}
     is_connected = len(known) == len(ages) and all(distance(version) is not None for version in lagging)
@@ -157,7 +157,7 @@ def _rebased(group: Group, served: int, age: int, distance: Distance) -> Group:
         return replace(was, segments=segments)
 
     trajectories = tuple(map(trajectory, group.trajectories))
-    return replace(group, admitted_version=served - age, trajectories=trajectories)
+    return replace(group, start_version=served - age, trajectories=trajectories)
 
 
 def _as_many_as_fit(candidates: Iterable[tuple[int, GroupEntry, Group]], config: RolloutConfig) -> tuple[Group, ...]:

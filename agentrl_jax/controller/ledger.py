@@ -4,8 +4,9 @@
       ├────▶ dropped     no member is valid; or, with dynamic sampling, there is no signal
       └────▶ cancelled   a straggler under `stragglers = cancel`, its own switch, or the end of the run
 
-A group admitted at version a with staleness bound k is *due* at version a + k: the last version it may be consumed
-from. The learner may step from version v only if everything it leaves behind can still meet its due date, that is
+A group that started at version a, with staleness bound k, is *due* at version a + k: the last version it may be
+consumed from. One that still waits for places is due as if it started now: nothing of it can be older. The learner may
+step from version v only if everything it leaves behind can still meet its due date, that is
 
     for every d >= v:  number of groups left behind that are due by d  <=  (d - v) × largest batch
 
@@ -43,7 +44,7 @@ class _State(Enum):
 class _Entry:
     admitted: AdmittedGroup
     permit: Permit
-    due: int
+    bound: int
     state: _State = _State.LIVE
     group: Group | None = None
 
@@ -138,6 +139,9 @@ class Ledger:
         while not self._is_admissible(env):
             await self._changed.wait()
 
+    def _due(self, entry: _Entry) -> int:
+        return entry.bound + (self._version if entry.admitted.is_waiting else entry.admitted.start_version)
+
     def _is_admissible(self, env: str) -> bool:
         # While a step is running, nothing can be consumed before the version after it.
         next_version = self.newest_version
@@ -145,27 +149,31 @@ class Ledger:
         capacity = self._config.batch_capacity
         if len(self._entries) < (due - next_version + 1) * capacity:
             return True  # nothing is due so soon, and so many, that it could matter
-        dues = sorted([due, *(e.due for e in self._entries.values() if e.is_open)])
+        dues = sorted([due, *(self._due(e) for e in self._entries.values() if e.is_open)])
         return all(count <= (d - next_version + 1) * capacity for count, d in enumerate(dues, start=1) if d >= due)
 
     def admit(self, task: Task, permit: Permit, task_position: int | None = None) -> AdmittedGroup:
         """Enter a group that holds `permit`. The ledger returns the permit from now on."""
         admitted = AdmittedGroup(
-            group_id=self._next_group_id, task=task, admitted_version=self._version, task_position=task_position
+            group_id=self._next_group_id, task=task, start_version=self._version, task_position=task_position
         )
-        due = self._version + self._config.staleness_bound(task.env)
-        self._entries[admitted.group_id] = _Entry(admitted=admitted, permit=permit, due=due)
+        bound = self._config.staleness_bound(task.env)
+        self._entries[admitted.group_id] = _Entry(admitted=admitted, permit=permit, bound=bound)
         self._next_group_id += 1
         return admitted
+
+    def start(self, admitted: AdmittedGroup) -> None:
+        """The episodes of a group that waited for places begin."""
+        admitted.start_version = self._version
 
     def adopt(self, group: Group, permit: Permit) -> None:
         """Enter a group that an earlier process completed; its id lies below the first of this one."""
         if not 0 <= group.group_id < self._first_group_id or group.group_id in self._entries:
             raise RuntimeError(f"group {group.group_id} cannot be adopted: ids start at {self._first_group_id}")
-        admitted = AdmittedGroup(group_id=group.group_id, task=group.task, admitted_version=group.admitted_version)
-        due = group.admitted_version + self._config.staleness_bound(group.task.env)
+        admitted = AdmittedGroup(group_id=group.group_id, task=group.task, start_version=group.start_version)
+        bound = self._config.staleness_bound(group.task.env)
         self._entries[group.group_id] = _Entry(
-            admitted=admitted, permit=permit, due=due, state=_State.COMPLETE, group=group
+            admitted=admitted, permit=permit, bound=bound, state=_State.COMPLETE, group=group
         )
         self._num_adopted += 1
 
@@ -246,14 +254,14 @@ class Ledger:
     def _plan(self) -> tuple[list[_Entry], list[_Entry]]:
         """The batch that a step would take now, and the groups that it must not leave behind."""
         capacity = self._config.batch_capacity
-        in_order = sorted((e for e in self._entries.values() if e.is_open), key=lambda e: (e.due, e.group_id))
+        in_order = sorted((e for e in self._entries.values() if e.is_open), key=lambda e: (self._due(e), e.group_id))
         batch = [e for e in in_order if e.state is _State.COMPLETE][:capacity]
         taken = {e.group_id for e in batch}
         num_left, left_late = 0, []
         for entry in in_order:
             if entry.group_id in taken:
                 continue
-            if num_left + 1 > (entry.due - self._version) * capacity:
+            if num_left + 1 > (self._due(entry) - self._version) * capacity:
                 left_late.append(entry)
             else:
                 num_left += 1
@@ -266,7 +274,7 @@ class Ledger:
             entry.state = _State.CONSUMED
         return CollectedBatch(
             groups=tuple(entry.group for entry in batch if entry.group is not None),
-            ages=tuple(self._version - entry.admitted.admitted_version for entry in batch),
+            ages=tuple(self._version - entry.admitted.start_version for entry in batch),
             straggler_wait_s=waits,
         )
 

@@ -2,7 +2,7 @@
 
 Asynchronous and synchronous training are this one program; `max_staleness = 0` is the synchronous baseline.
 Order of a step: collect from version v → learn → publish v + 1 → the version becomes v + 1 → permits return. A group
-admitted before the publish has returned therefore counts its age from v, because its tokens may be v's.
+that starts before the publish has returned therefore counts its age from v, because its tokens may be v's.
 """
 
 from collections import Counter
@@ -129,7 +129,14 @@ class _Run:
                 # Drawn and entered at once: a task is at any time either the sampler's or the ledger's to remember.
                 admitted = self.ledger.admit(self.sampler.draw(), permit, self.sampler.last_position)
                 self.journal.admitted(admitted)
+                admitted.on_start = self._started
                 rollouts.start_soon(self._run_group, admitted, name=f"group {admitted.group_id}")
+
+    def _started(self, admitted: AdmittedGroup) -> None:
+        before = admitted.start_version
+        self.ledger.start(admitted)
+        if admitted.start_version != before:
+            self.journal.started(admitted)
 
     async def _run_group(self, admitted: AdmittedGroup) -> None:
         with ExitStack() as unsettled:

@@ -85,10 +85,14 @@ class StepRecord:
 
 class JournalPort(Protocol):
     """The durable half of the ledger (journal.py). The loop tells it everything, in this order for each group:
-    admitted, then completed (if it is to be trained) or ended, then consumed (or ended as cancelled)."""
+    admitted, perhaps started, completed (if it is to be trained) or ended, and consumed (or ended as cancelled)."""
 
     def admitted(self, group: AdmittedGroup) -> None:
         """Told at the moment of admission, before anything runs."""
+        ...
+
+    def started(self, group: AdmittedGroup) -> None:
+        """Told when a group that waited for places starts at a later version than that of its admission."""
         ...
 
     async def completed(self, group: Group) -> None:
@@ -110,6 +114,9 @@ class NoJournal:
     """For runs that need not survive: evaluation, simulation."""
 
     def admitted(self, group: AdmittedGroup) -> None:
+        pass
+
+    def started(self, group: AdmittedGroup) -> None:
         pass
 
     async def completed(self, group: Group) -> None:

@@ -31,6 +31,7 @@ class Books:
     """Implements `controller.ports.JournalPort` in memory: what became of every group, by id."""
 
     admitted_tasks: dict[int, Task] = field(default_factory=dict)
+    start_versions: dict[int, int] = field(default_factory=dict)
     completed_ids: list[int] = field(default_factory=list)
     endings: list[tuple[int, Ending]] = field(default_factory=list)
     consumed_ids: list[int] = field(default_factory=list)
@@ -38,6 +39,9 @@ class Books:
 
     def admitted(self, group: AdmittedGroup) -> None:
         self.admitted_tasks[group.group_id] = group.task
+
+    def started(self, group: AdmittedGroup) -> None:
+        self.start_versions[group.group_id] = group.start_version
 
     async def completed(self, group: Group) -> None:
         await trio.lowlevel.checkpoint()
@@ -125,7 +129,7 @@ class Simulation:
             config=self.episodes,
             run_seed=self.seed,
         )
-        async with nullcontext() if self.places is None else self.places.place(admitted.task.env):
+        async with nullcontext() if self.places is None else admitted.placed(self.places, 1):
             self.started_ids.append(admitted.group_id)
             group = await run_group(admitted, group_size=self.config.group_size, setup=setup)
         self.groups.append(group)

@@ -82,4 +82,4 @@ def make_group(
         )
         for member, reward in enumerate(rewards)
     ]
-    return Group(group_id=group_id, task=members[0].task, admitted_version=0, trajectories=tuple(members))
+    return Group(group_id=group_id, task=members[0].task, start_version=0, trajectories=tuple(members))

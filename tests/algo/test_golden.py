@@ -26,7 +26,7 @@ def groups_of(case: dict[str, Any]) -> list[Group]:
     for number, recorded in enumerate(case["groups"]):
         task = Task(env=recorded["env"], split="train", index=number, seed=0)
         members = [trajectory(task, number, i, m) for i, m in enumerate(recorded["members"])]
-        groups.append(Group(group_id=number, task=task, admitted_version=0, trajectories=tuple(members)))
+        groups.append(Group(group_id=number, task=task, start_version=0, trajectories=tuple(members)))
     return groups
 
 

@@ -22,7 +22,7 @@ def test_tokens_are_counted_by_pool_and_lag_by_hand() -> None:
         make_trajectory(1.0, make_segment(mixed, make_turn(1, 2, version=1, pool="lagging")), member=0),
         make_trajectory(None, make_segment(make_turn(1, 9, version=0)), member=1, end=EpisodeEnd.ENV_ERROR),
     )
-    group = Group(group_id=0, task=members[0].task, admitted_version=0, trajectories=members)
+    group = Group(group_id=0, task=members[0].task, start_version=0, trajectories=members)
     lags = token_lags([group], 6)
     assert lags == {"current": Counter({2: 2, 0: 2}), "lagging": Counter({5: 2})}
     found = staleness_floats(lags)

@@ -48,4 +48,4 @@ def make_group(
         )
         for member, given in enumerate(rewards)
     ]
-    return Group(group_id=group_id, task=task, admitted_version=version, trajectories=tuple(members))
+    return Group(group_id=group_id, task=task, start_version=version, trajectories=tuple(members))

@@ -52,7 +52,10 @@ class SlowJournal:
     world: "World"
 
     def admitted(self, group: AdmittedGroup) -> None:
-        self.journal.admitted(group.group_id, group.task, group.admitted_version, group.task_position)
+        self.journal.admitted(group.group_id, group.task, group.start_version, group.task_position)
+
+    def started(self, group: AdmittedGroup) -> None:
+        self.journal.started(group.group_id, group.start_version)
 
     async def completed(self, group: Group) -> None:
         await trio.sleep(self.world.disk_s)
@@ -244,7 +247,7 @@ def check_staleness(world: World, record: StepRecord) -> None:
     here = world.updates[record.version]
     for group, age in zip(record.groups, record.ages, strict=True):
         assert 0 <= age <= world.config.staleness_bound(group.task.env)
-        assert num_updates_between(world.updates[world.sampled[group.group_id].admitted_version], here) <= age
+        assert num_updates_between(world.updates[world.sampled[group.group_id].start_version], here) <= age
         for was, now in zip(world.sampled[group.group_id].trajectories, group.trajectories, strict=True):
             for turn_was, turn in zip(was.turns, now.turns, strict=True):
                 pairs = zip(turn_was.completion.versions, turn.completion.versions, strict=True)

@@ -23,7 +23,7 @@ async def test_groups_come_back_in_the_order_of_the_tasks(autojump_clock: MockCl
     )
     groups = await run_tasks(TASKS, run.run_one_group, version=3, max_concurrent=4)
     assert [group.task for group in groups] == TASKS
-    assert {group.admitted_version for group in groups} == {3}
+    assert {group.start_version for group in groups} == {3}
     assert run.log.peak_open == 4 * CONFIG.group_size
     assert 55 / 4 <= trio.current_time() < 55
     assert run.log.num_open == 0

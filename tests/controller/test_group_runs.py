@@ -34,10 +34,10 @@ def setup_with(sessions: object, config: EpisodeConfig = CONFIG) -> EpisodeSetup
 async def test_members_run_at_once_and_come_back_in_order(autojump_clock: trio.testing.MockClock) -> None:
     log, seconds = SessionLog(), iter([30.0, 10.0, 20.0])
     setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), log))
-    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    admitted = AdmittedGroup(group_id=9, task=TASK, start_version=4)
     group = await run_group(admitted, group_size=3, setup=setup)
     assert trio.current_time() == pytest.approx(30.0)
-    assert (group.group_id, group.task, group.admitted_version) == (9, TASK, 4)
+    assert (group.group_id, group.task, group.start_version) == (9, TASK, 4)
     assert [t.member for t in group.trajectories] == [0, 1, 2]
     assert {t.episode_id for t in group.trajectories} == {"g9-m0", "g9-m1", "g9-m2"}
     assert (log.peak_open, log.num_open) == (3, 0)
@@ -46,7 +46,7 @@ async def test_members_run_at_once_and_come_back_in_order(autojump_clock: trio.t
 async def test_each_end_is_told_as_it_comes(autojump_clock: trio.testing.MockClock) -> None:
     seconds, ended_s = iter([30.0, 10.0, 20.0]), list[float]()
     setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), SessionLog()))
-    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    admitted = AdmittedGroup(group_id=9, task=TASK, start_version=4)
     await run_group(admitted, group_size=3, setup=setup, on_end=lambda: ended_s.append(trio.current_time()))
     assert ended_s == pytest.approx([10.0, 20.0, 30.0])
 
@@ -54,7 +54,7 @@ async def test_each_end_is_told_as_it_comes(autojump_clock: trio.testing.MockClo
 async def test_a_place_is_free_as_soon_as_its_episode_ends(autojump_clock: trio.testing.MockClock) -> None:
     seconds, slots = iter([30.0, 10.0, 20.0]), EpisodeSlots(4, lambda: {TASK.env: 1.0})
     setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=next(seconds)), SessionLog()))
-    admitted = AdmittedGroup(group_id=9, task=TASK, admitted_version=4)
+    admitted = AdmittedGroup(group_id=9, task=TASK, start_version=4)
     running = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(run_group_when_placed, admitted, group_size=3, setup=setup, slots=slots))
@@ -67,7 +67,7 @@ async def test_a_place_is_free_as_soon_as_its_episode_ends(autojump_clock: trio.
 async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockClock) -> None:
     log = SessionLog()
     setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=30.0), log))
-    admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+    admitted = AdmittedGroup(group_id=0, task=TASK, start_version=0)
     async with trio.open_nursery() as nursery:
 
         async def trip() -> None:
@@ -102,6 +102,6 @@ class Moody(WithoutQueue):
 
 
 async def test_members_with_different_first_prompts_are_refused(autojump_clock: trio.testing.MockClock) -> None:
-    admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+    admitted = AdmittedGroup(group_id=0, task=TASK, start_version=0)
     with pytest.raises(RecordError, match="scripted/train/3/5"):
         await run_group(admitted, group_size=3, setup=setup_with(Moody))

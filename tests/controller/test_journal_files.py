@@ -82,7 +82,7 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(
         group_id=group_id,
         task=task,
-        admitted_version=draw(st.integers(0, 2**40)),
+        start_version=draw(st.integers(0, 2**40)),
         trajectories=tuple(trajectory(member) for member in range(draw(st.integers(0, 3)))),
     )
 
@@ -138,7 +138,7 @@ def make_group(
         )
         for member, reward in enumerate(rewards)
     )
-    return Group(group_id=group_id, task=task, admitted_version=0, trajectories=trajectories)
+    return Group(group_id=group_id, task=task, start_version=0, trajectories=trajectories)
 
 
 def begun(folder: Path, fsync: Callable[[int], None] = os.fsync) -> Journal:

@@ -36,7 +36,7 @@ def ended(group_id: int, task: Task, version: int) -> Group:
         )
         for member in range(2)
     ]
-    return Group(group_id=group_id, task=task, admitted_version=version, trajectories=tuple(members))
+    return Group(group_id=group_id, task=task, start_version=version, trajectories=tuple(members))
 
 
 class Run:
@@ -100,7 +100,7 @@ def test_ages_count_the_way_to_the_restored_weights_and_back(tmp_path: Path) -> 
     with run.journal as journal:
         plan = plan_start(journal, config, step=1, version=1)
     assert plan.version == 5  # 4 was the last
-    ages = {group.group_id: plan.version - group.admitted_version for group in plan.adopted}
+    ages = {group.group_id: plan.version - group.start_version for group in plan.adopted}
     assert ages == {old: 1, at: 0, undone[0]: 0, undone[1]: 1, undone[2]: 2, later[0]: 1, later[1]: 2}
     assert list(plan.reissued) == [later[2], *running]
     assert plan.reasons == {"too far from the restored weights": 1, "in flight": 1}

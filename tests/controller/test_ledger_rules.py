@@ -65,7 +65,7 @@ def ended_group(admitted: AdmittedGroup, end: EpisodeEnd) -> Group:
     return Group(
         group_id=admitted.group_id,
         task=admitted.task,
-        admitted_version=admitted.admitted_version,
+        start_version=admitted.start_version,
         trajectories=(member(0), member(1)),
     )
 
@@ -221,7 +221,7 @@ async def test_a_step_that_was_not_finite_keeps_the_version(autojump_clock: trio
     book.ledger.finish_step(0)
     assert (book.ledger.version, book.admission.statistics().num_free) == (0, 2)
     await book.admit("a")
-    assert book.admitted[2].admitted_version == 0
+    assert book.admitted[2].start_version == 0
 
 
 async def test_a_group_ends_exactly_once(autojump_clock: trio.testing.MockClock) -> None:

@@ -145,7 +145,7 @@ def check_records(run: Simulation) -> None:
         groups = record.groups
         assert run.config.min_groups_per_batch <= len(groups) <= run.config.batch_capacity
         bounds = [run.config.staleness_bound(group.task.env) for group in groups]
-        due = [(g.admitted_version + bound, g.group_id) for g, bound in zip(groups, bounds, strict=True)]
+        due = [(g.start_version + bound, g.group_id) for g, bound in zip(groups, bounds, strict=True)]
         assert due == sorted(due)
         assert not run.config.dynamic_sampling or all(group.has_signal for group in groups)
 

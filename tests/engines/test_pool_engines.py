@@ -119,7 +119,7 @@ async def play_mixed(num_groups: int) -> tuple[list[Group], list[dict[str, int]]
         )
         for number in range(num_groups):
             admitted = AdmittedGroup(
-                group_id=number, task=Task(env="kg", split="train", index=number, seed=0), admitted_version=number
+                group_id=number, task=Task(env="kg", split="train", index=number, seed=0), start_version=number
             )
             groups.append(await run_group(admitted, group_size=2, setup=setup))
             if number + 1 < num_groups:

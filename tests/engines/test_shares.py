@@ -48,7 +48,7 @@ def group(members: list[tuple[float | None, list[Pool]]]) -> Group:
         )
         for number, (reward, pools) in enumerate(members)
     )
-    return Group(group_id=0, task=TASK, admitted_version=0, trajectories=trajectories)
+    return Group(group_id=0, task=TASK, start_version=0, trajectories=trajectories)
 
 
 def test_one_group_moves_the_preferences_as_the_formula_says() -> None:

@@ -67,7 +67,7 @@ def check_staleness(run: Simulation, record: StepRecord) -> None:
     """No group is older than its bound, and no token older than its group and its engine allow."""
     lag = run.cross_policy.lagging_period - 1
     for group, age in zip(record.groups, record.ages, strict=True):
-        assert age == record.version - group.admitted_version
+        assert age == record.version - group.start_version
         assert 0 <= age <= run.config.staleness_bound(group.task.env)
         for completion in (turn.completion for t in group.trajectories for turn in t.turns):
             lags = record.version - completion.versions

@@ -23,7 +23,7 @@ def group_of(*members: tuple[float, EpisodeEnd, Segment | None]) -> Group:
         make_trajectory(reward, *([segment] if segment else []), member=i, end=end)
         for i, (reward, end, segment) in enumerate(members)
     )
-    return Group(group_id=0, task=trajectories[0].task, admitted_version=0, trajectories=trajectories)
+    return Group(group_id=0, task=trajectories[0].task, start_version=0, trajectories=trajectories)
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 20])

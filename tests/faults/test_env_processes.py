@@ -55,7 +55,7 @@ def children_of(pid: int) -> str:
 async def test_env_01_after_a_group_no_process_is_left(deed: str) -> None:
     before = children()
     async with open_process_sessions(EnvSource(target=ROGUES, arguments={"deed": deed, "at": "2"})) as sessions:
-        admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+        admitted = AdmittedGroup(group_id=0, task=TASK, start_version=0)
         group = await run_group(admitted, group_size=3, setup=setup_over(sessions))
         (template,) = children() - before
         assert children_of(template) == ""
@@ -103,7 +103,7 @@ async def test_env_01_an_env_process_killed_in_its_step_costs_its_own_episode_on
     groups: list[Group] = []
 
     async def run(setup: EpisodeSetup) -> None:
-        admitted = AdmittedGroup(group_id=0, task=TASK, admitted_version=0)
+        admitted = AdmittedGroup(group_id=0, task=TASK, start_version=0)
         groups.append(await run_group(admitted, group_size=4, setup=setup))
 
     async with open_process_sessions(doomed) as hanging, open_process_sessions(EnvSource(target=ROGUES)) as sessions:

@@ -19,7 +19,7 @@ def group_of(*members: tuple[float | None, float | None, EpisodeEnd]) -> Group:
         )
         for i, (reward, given, end) in enumerate(members)
     )
-    return Group(group_id=0, task=trajectories[0].task, admitted_version=0, trajectories=trajectories)
+    return Group(group_id=0, task=trajectories[0].task, start_version=0, trajectories=trajectories)
 
 
 def advantage_of_ids(group: Group) -> dict[int, float]:

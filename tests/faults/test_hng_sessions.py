@@ -186,7 +186,7 @@ async def test_hng_23_a_step_that_never_ends_costs_one_member_of_its_group() -> 
                 config=EpisodeConfig(max_turns=4, max_new_tokens=8, max_context_tokens=512, env_deadline_s=2.0),
                 run_seed=0,
             )
-            group = await run_group(AdmittedGroup(group_id=0, task=TASK, admitted_version=0), group_size=4, setup=setup)
+            group = await run_group(AdmittedGroup(group_id=0, task=TASK, start_version=0), group_size=4, setup=setup)
     ends = sorted(trajectory.end.value for trajectory in group.trajectories)
     assert ends == ["completed", "completed", "completed", "env_timeout"]
     assert [t.reward for t in group.trajectories if t.end is EpisodeEnd.COMPLETED] == [1.0] * 3

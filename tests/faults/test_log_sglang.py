@@ -43,7 +43,7 @@ def obedient() -> FakeEngine:
 async def asked_for(group_size: int, *, run_seed: int = 0) -> list[dict[str, Any]]:
     """The sampling parameters of all requests of one group, by what was asked."""
     async with open_served(obedient(), model=SERVED, truncates=False) as (client, host):
-        admitted = AdmittedGroup(group_id=3, task=TASK, admitted_version=0)
+        admitted = AdmittedGroup(group_id=3, task=TASK, start_version=0)
         group = await run_group(admitted, group_size=group_size, setup=setup_over(client, run_seed=run_seed))
         assert {t.end for t in group.trajectories} == {EpisodeEnd.COMPLETED}
         bodies = [json.loads(request.body) for request in host.requests if request.path == "/generate"]

@@ -30,7 +30,7 @@ def ended(*trajectories: tuple[float | None, EpisodeEnd, bool]) -> Group:
         make_trajectory(reward, *([make_segment()] if has_tokens else []), member=i, end=end)
         for i, (reward, end, has_tokens) in enumerate(trajectories)
     )
-    return Group(group_id=0, task=members[0].task, admitted_version=0, trajectories=members)
+    return Group(group_id=0, task=members[0].task, start_version=0, trajectories=members)
 
 
 def test_msk_01_the_first_sampled_token_is_trained() -> None:

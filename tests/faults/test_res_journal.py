@@ -125,7 +125,7 @@ def text_group(group_id: int, error: str = "") -> Group:
         )
         for member in range(2)
     )
-    return Group(group_id=group_id, task=task, admitted_version=0, trajectories=members)
+    return Group(group_id=group_id, task=task, start_version=0, trajectories=members)
 
 
 CHILD = """

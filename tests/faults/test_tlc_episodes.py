@@ -91,7 +91,7 @@ async def test_tlc_03_a_malformed_call_is_answered_and_counted_and_its_episode_g
     assert [turn.num_calls for turn in trajectory.turns] == [0, 1, 1]
     answered = RENDERER.tokenizer.decode(trajectory.turns[1].context_ids.tolist())
     assert f"<tool_response>\n{error}\n</tool_response>" in answered
-    group = Group(group_id=0, task=TASK, admitted_version=0, trajectories=(trajectory,))
+    group = Group(group_id=0, task=TASK, start_version=0, trajectories=(trajectory,))
     assert task_metrics([group])[TASK.env].as_floats()["call_error_frac"] == 1 / 3
 
 

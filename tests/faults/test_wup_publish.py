@@ -76,7 +76,7 @@ def group_of(completion: Completion) -> Group:
     member = Trajectory(
         task=task, group_id=0, member=0, end=EpisodeEnd.COMPLETED, reward=1.0, env_reward=1.0, segments=played
     )
-    return Group(group_id=0, task=task, admitted_version=1, trajectories=(member,))
+    return Group(group_id=0, task=task, start_version=1, trajectories=(member,))
 
 
 @pytest.mark.parametrize("mode", MODES)

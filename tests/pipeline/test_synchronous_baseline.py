@@ -18,7 +18,7 @@ async def plain_loop(run: Speeches, num_steps: int) -> None:
     for version in range(num_steps):
         groups = []
         for _ in range(run.config.min_groups_per_batch):
-            admitted = AdmittedGroup(group_id=next(numbers), task=sampler.draw(), admitted_version=version)
+            admitted = AdmittedGroup(group_id=next(numbers), task=sampler.draw(), start_version=version)
             groups.append(await run.run_one_group(admitted))
         assert run.learner.learn(tuple(groups), version).is_applied
         await run.publish(version + 1)

@@ -50,7 +50,7 @@ async def test_each_segment_is_exactly_what_the_engine_saw(
 async def test_all_segments_of_an_episode_share_its_advantage(autojump_clock: trio.testing.MockClock) -> None:
     good, _ = await play(toy_renderer("qwen3", "strip"))
     bad = replace(good, member=1, reward=0.0)
-    group = Group(group_id=0, task=TASK, admitted_version=0, trajectories=(good, bad))
+    group = Group(group_id=0, task=TASK, start_version=0, trajectories=(good, bad))
     advantages = AdvantageConfig(estimator="dr_grpo", task_normalisation="off")
     packing = PackingConfig(row_tokens=(2048,), rows_per_micro_batch=1)
     batch = build_batch([group], advantages=advantages, packing=packing, learner_version=0)

@@ -69,7 +69,7 @@ def draw_group(rng: np.random.Generator, group_id: int, step: int, size: int, sk
                 error=f"the env broke {said}" if end.is_infrastructure else "",
             )
         )
-    return Group(group_id=group_id, task=task, admitted_version=max(0, step - 2), trajectories=tuple(members))
+    return Group(group_id=group_id, task=task, start_version=max(0, step - 2), trajectories=tuple(members))
 
 
 def log_step(log: RunLog, step: int, groups: Sequence[Group], rng: np.random.Generator) -> None:
