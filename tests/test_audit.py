@@ -45,13 +45,20 @@ def completed(*group_ids: int) -> list[Line]:
     return [{"kind": "completed", "group": group_id, "location": [0, 0, 0, 0]} for group_id in group_ids]
 
 
+def started(group_id: int, version: int) -> Line:
+    return {"kind": "started", "group": group_id, "version": version}
+
+
 def consumed(step: int, version: int, *groups: list[int]) -> list[Line]:
     published: Line = {"kind": "published", "version": version + 1}
     return [published, {"kind": "consumed", "step": step, "version": version, "groups": list(groups)}]
 
 
 def good() -> list[Line]:
-    """Two steps, a checkpoint after the first, a crash, a resume from it, and two more steps."""
+    """Two steps, a checkpoint after the first, a crash, a resume from it, and two more steps.
+
+    Group 8 is admitted at version 3, and waits for places until version 4.
+    """
     return [
         *begun(0, 0, None, [], []),
         *admitted(0, 1, 2, 3, version=0),
@@ -65,9 +72,12 @@ def good() -> list[Line]:
         *begun(1, 3, 1, [[1, 1], [2, 1]], [3, 5]),
         *admitted(6, 7, 8, version=3, tasks=[3, 5, 8]),
         *consumed(2, 3, [1, 1], [2, 1]),
+        started(8, 4),
         *completed(6, 8),
         *consumed(3, 4, [6, 1]),
-        {"kind": "ended", "group": 8, "how": "cancelled"},
+        *consumed(4, 5, [8, 1]),
+        *admitted(9, version=6),
+        {"kind": "ended", "group": 9, "how": "cancelled"},
     ]
 
 
@@ -88,11 +98,11 @@ def test_a_good_run_passes_with_its_books(tmp_path: Path, capsys: pytest.Capture
     assert "no prompt lost, none trained twice" in text
     assert rows(text) == {
         "processes": 2,
-        "steps": 3,
-        "versions published": 6,
+        "steps": 4,
+        "versions published": 7,
         "checkpoints": 1,
-        "groups admitted": 9,
-        "trained": 4,
+        "groups admitted": 10,
+        "trained": 5,
         "dropped": 1,
         "without signal": 0,
         "cancelled": 1,
@@ -135,6 +145,15 @@ DAMAGE = {
     ),
     "a skipped step": (replaced(position_of("consumed", 3), step=4), "step 4 was taken, but the next one is 3"),
     "a wrong version": (replaced(position_of("admitted", 4), version=0), "admitted at version 0, not 1"),
+    "a wrong start": (replaced(position_of("started", 0), version=3), "group 8 started at version 3, not 4"),
+    "an age from before the start": (
+        replaced(position_of("consumed", 4), groups=[[8, 2]]),
+        "step 4 consumed group 8 at age 2: it is 1, and at most 1 is allowed",
+    ),
+    "a start after the end": (
+        replaced(position_of("started", 0), group=1),
+        "group 1 was started, but it is consumed already",
+    ),
     "a task twice": (replaced(position_of("admitted", 4), position=3), "group 4 drew position 3 of a, after 3"),
     "a skipped id": (replaced(position_of("admitted", 2), group=9), "group 9 was admitted, but the next one is 2"),
     "a resume from nowhere": (replaced(position_of("begun", 1), step=0), "resumed at step 0, but only steps 1 to 2"),

@@ -93,6 +93,7 @@ class World:
     fault_percent: int = 0
     tasks_per_env: int = 9
     disk_s: float = 0.5
+    num_places: int | None = None
     disk: Disk = field(default_factory=Disk)
     checkpoints: dict[int, Saved] = field(default_factory=dict)
     published: list[int] = field(default_factory=list)
@@ -117,6 +118,7 @@ class World:
             weights={"fast": 2.0, "slow": 1.0},
             engine=FakeEngine(version=version, token_latency=lambda session, s: s.seed % 5 * 0.1, publish_s=0.7),
             tasks_per_env=self.tasks_per_env,
+            num_places=self.num_places,
             seed=self.seed,
         )
 

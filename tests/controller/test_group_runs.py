@@ -14,7 +14,7 @@ from agentrl_jax.errors import RecordError
 from agentrl_jax.testing.engine import FakeEngine
 from agentrl_jax.testing.envs import EnvScript, ScriptedSession, SessionLog
 from agentrl_jax.testing.renderer import FakeRenderer
-from agentrl_jax.types import EpisodeEnd, Task
+from agentrl_jax.types import EpisodeEnd, Group, Task
 
 TASK = Task(env="scripted", split="train", index=3, seed=5)
 CONFIG = EpisodeConfig(max_turns=2, max_new_tokens=8, max_context_tokens=512)
@@ -62,6 +62,35 @@ async def test_a_place_is_free_as_soon_as_its_episode_ends(autojump_clock: trio.
             await trio.sleep_until(moment)
             running.append(slots.statistics().running.get(TASK.env, 0))
     assert running == [3, 2, 1, 0]
+
+
+async def test_its_age_counts_from_when_it_got_its_places(autojump_clock: trio.testing.MockClock) -> None:
+    """Its version at admission was 4; by the time that there is a place, the learner's is 6."""
+    slots, versions = EpisodeSlots(1, lambda: {TASK.env: 1.0}), [4]
+    setup = setup_with(lambda task: ScriptedSession(task, EnvScript(step_s=10.0), SessionLog()))
+
+    def bring_up_to_date(group: AdmittedGroup) -> None:
+        group.start_version = versions[-1]
+
+    groups: list[Group] = []
+    waiting: list[bool] = []
+
+    async def run(number: int) -> None:
+        admitted = AdmittedGroup(group_id=number, task=TASK, start_version=4, on_start=bring_up_to_date)
+        nursery.start_soon(watch, admitted)
+        groups.append(await run_group_when_placed(admitted, group_size=1, setup=setup, slots=slots))
+
+    async def watch(admitted: AdmittedGroup) -> None:
+        await trio.sleep(5.0)
+        waiting.append(admitted.is_waiting)
+        versions.append(6)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, 0)
+        await trio.sleep(1.0)
+        nursery.start_soon(run, 1)
+    assert waiting == [False, True]
+    assert [(group.group_id, group.start_version) for group in groups] == [(0, 4), (1, 6)]
 
 
 async def test_one_switch_cancels_all_members(autojump_clock: trio.testing.MockClock) -> None:

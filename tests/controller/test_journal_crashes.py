@@ -34,6 +34,7 @@ def configs(draw: st.DrawFn) -> RolloutConfig:
     seed=st.integers(0, 2**20),
     save_every=st.integers(1, 4),
     fault_percent=st.sampled_from([0, 30]),
+    num_places=st.sampled_from([None, 1, 3]),
     kills=st.lists(st.tuples(st.integers(0, 100), st.sampled_from([0, 50, 100])), max_size=4),
     schedule=st.random_module(),
 )
@@ -43,11 +44,12 @@ def test_nothing_is_lost_or_trained_twice(
     seed: int,
     save_every: int,
     fault_percent: int,
+    num_places: int | None,
     kills: list[tuple[int, int]],
     schedule: Any,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), config, seed, save_every, fault_percent)
+        world = World(Path(folder), config, seed, save_every, fault_percent, num_places=num_places)
         for kill_after_s, lost_percent in kills:
             live(world, 1000, kill_after_s=kill_after_s, lost_percent=lost_percent)
         reached = max(world.checkpoints, default=0)

@@ -213,6 +213,30 @@ async def test_a_small_batch_limit_cannot_make_groups_overdue(autojump_clock: tr
     assert await book.step() == [6, 7]
 
 
+async def test_a_group_that_waits_for_places_grows_no_staler(autojump_clock: trio.testing.MockClock) -> None:
+    # Due by 1, were its age counted from version 0, at which it was admitted.
+    book = Book(max_staleness=1)
+    await book.admit(*"aaaa")
+    book.admitted[3].is_waiting = True
+    book.settle(0, 1)
+    assert await book.step() == [0, 1]
+    await book.admit(*"aa")
+    book.settle(2, 4)
+    assert await book.step() == [2, 4]  # version 1: it has nothing yet that could be too old
+    book.admitted[3].is_waiting = False
+    book.ledger.start(book.admitted[3])
+    assert book.admitted[3].start_version == 2
+    await book.admit("a")
+    book.settle(5, 6)
+    assert await book.step() == [5, 6]  # 2: it may be consumed from 3 as well
+    await book.admit(*"aa")
+    book.settle(7, 8)
+    assert await book.blocks(book.ledger.collect)  # 3: now it is due
+    book.settle(3)
+    batch = await book.ledger.collect()
+    assert (batch.groups[0].group_id, batch.ages[0]) == (3, 1)
+
+
 async def test_a_step_that_was_not_finite_keeps_the_version(autojump_clock: trio.testing.MockClock) -> None:
     book = Book(max_staleness=0)
     await book.admit("a", "a")

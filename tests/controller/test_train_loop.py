@@ -230,3 +230,19 @@ def test_asynchrony_pays() -> None:
     sync, one_step, two_steps = (throughput(replace(SYNC, max_staleness=k)) for k in (0, 1, 2))
     assert one_step > 1.5 * sync
     assert two_steps > one_step
+
+
+async def test_waiting_for_places_makes_no_group_older(autojump_clock: MockClock) -> None:
+    """One place, groups of 2 s, steps of 1.5 s: six groups are admitted at a time, and one runs. The bound is 5."""
+    run = Simulation(
+        config=RolloutConfig(group_size=2, min_groups_per_batch=1, max_staleness=5),
+        script=EnvScript(rewards=(1.0,), step_s=2.0),
+        learner=FakeLearner(latency_s=lambda step: 1.5),
+        num_places=1,
+    )
+    await run.run(12)
+    assert max(age for record in run.records for age in record.ages) <= 2
+    assert all(not record.timings.straggler_wait_s for record in run.records)
+    later = {group.group_id: group.start_version for group in run.groups if group.start_version}
+    assert later.items() <= run.books.start_versions.items()
+    assert len(later) >= 8
