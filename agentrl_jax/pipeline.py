@@ -31,7 +31,6 @@ from agentrl_jax.controller.session_kinds import open_sessions
 from agentrl_jax.controller.sessions import SessionFactory
 from agentrl_jax.controller.tasks import TaskSampler
 from agentrl_jax.controller.telemetry import open_telemetry
-from agentrl_jax.controller.watch import crowding_warnings
 from agentrl_jax.engines.local.placement import engine_place
 from agentrl_jax.env import EnvFamily, EnvSource
 from agentrl_jax.errors import ConfigError
@@ -315,7 +314,6 @@ class _Training:
         await trio.to_thread.run_sync(compile_ahead, self.learner, self.config, self.say)
         parts = rollouts, self.engines, self.monitor
         self.reports = StepReports(self.config, self.policy, self.run_log, self.say, *parts)
-        self.reports.warn(plan.step, crowding_warnings(self.config.rollout, self.config.engine.num_slots))
 
         async def publish(version: int) -> None:
             served = await self.engines.publish(self.policies.learned(version))

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl_jax.controller.censoring import estimate_censoring
-from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.types import EpisodeEnd, Group
 
 _WINDOW = 512
@@ -21,24 +20,11 @@ _MOST_FLAT_STEPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWarning:
-    """name: of its kind (`Watch`, `crowding_warnings`). env: that it is about, "" for all. text: one paragraph."""
+    """name: of its kind (see `Watch`). env: that it is about, "" for all. text: one paragraph."""
 
     name: str
     env: str
     text: str
-
-
-def crowding_warnings(config: RolloutConfig, num_slots: int) -> tuple[RunWarning, ...]:
-    """`crowding`: more episodes may be in flight than twice the `num_slots` turns that the engines serve at a time."""
-    num_episodes = config.num_permits * config.group_size
-    if num_episodes <= 2 * num_slots:
-        return ()
-    text = (
-        f"{config.num_permits} permits of {config.group_size} episodes may be in flight, more than twice the engines' "
-        f"{num_slots} slots: most episodes wait for a slot and age meanwhile. Lower max_staleness, "
-        "min_groups_per_batch or group_size, or add slots"
-    )
-    return (RunWarning(name="crowding", env="", text=text),)
 
 
 @dataclass

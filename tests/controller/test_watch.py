@@ -2,10 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
-
-from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.watch import RunWarning, Watch, crowding_warnings
+from agentrl_jax.controller.watch import RunWarning, Watch
 from agentrl_jax.types import EpisodeEnd, Group
 from tests.controller.ended_groups import make_group, make_task
 
@@ -18,16 +15,6 @@ def names(warnings: tuple[RunWarning, ...]) -> list[tuple[str, str]]:
 
 def cancelled(wall_s: float = 30.0) -> Group:
     return make_group(EpisodeEnd.CANCELLED, EpisodeEnd.CANCELLED, task=make_task(env="slow"), wall_s=wall_s)
-
-
-@pytest.mark.parametrize(("num_slots", "is_crowded"), [(16, False), (15, True)])
-def test_more_than_two_episodes_a_slot_are_crowded(num_slots: int, is_crowded: bool) -> None:
-    config = RolloutConfig(group_size=4, min_groups_per_batch=4, max_staleness=1)  # 8 permits, 32 episodes
-    warnings = crowding_warnings(config, num_slots)
-    assert names(warnings) == [("crowding", "")] * is_crowded
-    if is_crowded:
-        assert "8 permits of 4 episodes" in warnings[0].text
-        assert "15 slots" in warnings[0].text
 
 
 def test_over_a_fifth_lost_to_the_infrastructure() -> None:

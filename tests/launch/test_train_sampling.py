@@ -36,4 +36,4 @@ def test_weights_limit_and_curriculum_hold_over_a_resume(tmp_path: Path, capsys:
     assert set(indices) <= set(range(5))
     warnings = [record for record in read_records(run_dir / "metrics.jsonl") if record["kind"] == "warning"]
     # The policy that learnt so little may also get the same reward from every member, step after step.
-    assert {warning["name"] for warning in warnings} - {"constant_rewards"} == {"crowding"}
+    assert {warning["name"] for warning in warnings} <= {"constant_rewards"}
