@@ -99,25 +99,24 @@ def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int], num_workers
 
     Raises what the first cell raised that failed; those under way end first, and no other is begun.
     """
-    at_once([partial(cells.policy, seed) for seed in seeds], num_workers)
-    at_once([partial(cells.arm, arm, seed) for seed in seeds for arm in arms], num_workers)
+    at_once([partial(cells.policy, seed) for seed in seeds], num_workers, cells.stopping)
+    at_once([partial(cells.arm, arm, seed) for seed in seeds for arm in arms], num_workers, cells.stopping)
     specialists = [arm for arm in arms if arm.startswith(SPECIALIST)]
     # Two policies that know different things; without specialists what a run would mix: its newest and an old one.
     first, second = specialists[:2] if len(specialists) >= 2 else (arms[0], "policy")
     cells.mixtures(f"{first}-{seeds[0]}", f"{second}-{seeds[0]}")
 
 
-def at_once(jobs: Sequence[Callable[[], object]], num_workers: int) -> None:
-    """Do them all, in their order, so many at a time; see `run_all` for those that fail."""
-    has_failed = threading.Event()
+def at_once(jobs: Sequence[Callable[[], object]], num_workers: int, stopping: threading.Event) -> None:
+    """Do them all, in their order, so many at a time; see `run_all` for those that fail. stopping: begin no more."""
 
     def work(job: Callable[[], object]) -> None:
-        if has_failed.is_set():
+        if stopping.is_set():
             return
         try:
             job()
         except BaseException:
-            has_failed.set()
+            stopping.set()
             raise
 
     with ThreadPoolExecutor(num_workers) as pool:
@@ -125,8 +124,9 @@ def at_once(jobs: Sequence[Callable[[], object]], num_workers: int) -> None:
         try:
             for future in futures:
                 future.result()
-        finally:  # a key may have been pressed
-            has_failed.set()
+        except BaseException:  # a key pressed, too
+            stopping.set()
+            raise
 
 
 def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:

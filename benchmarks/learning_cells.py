@@ -71,12 +71,13 @@ def launch(arguments: Sequence[str]) -> None:
 
 
 class Cells:
-    """The folder of one experiment. finished: each cell's line, by its name."""
+    """The folder of one experiment. finished: each cell's line, by its name. stopping: set it, and cells end early."""
 
     def __init__(self, folder: Path, settings: Settings, run: Launch = launch) -> None:
         """Begin an experiment, or go on with the one that is there. Raises ConfigError if that is another one."""
         self.folder, self.settings, self._run = folder, settings, run
         self._writing = threading.Lock()
+        self.stopping = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         path, wanted = folder / "settings.json", json.loads(to_json(asdict(settings)))
         if path.is_file() and (saved := json.loads(path.read_text())) != wanted:
@@ -109,6 +110,8 @@ class Cells:
             f"--eval-every={self.settings.eval_every}",
             f"--evaluation.num-tasks={self.settings.num_tasks}",
         )
+        if not is_over(run_dir):
+            raise RuntimeError(f"{run_dir} was stopped before its end; the same command goes on")
         results = self._evaluate(run_dir / "evaluation", [run_dir], self.settings.samples)
         self._finish(
             name,
@@ -142,15 +145,21 @@ class Cells:
         self._finish("mixtures", begun, curves=curves)
 
     def _train(self, run_dir: Path, *flags: str) -> None:
-        if (run_dir / "config.json").is_file():
-            self._run(["launch.train", f"--resume={run_dir}"])
-        else:
-            self._run(["launch.train", f"--run-dir={run_dir}", "--no-record-batches", *flags])
+        if is_over(run_dir):  # cut short in its evaluation
+            return
+        is_begun = (run_dir / "config.json").is_file()
+        new = [f"--run-dir={run_dir}", "--no-record-batches", *flags]
+        self._launch(["launch.train", *([f"--resume={run_dir}"] if is_begun else new)])
+
+    def _launch(self, arguments: Sequence[str]) -> None:
+        self._run(arguments)
+        if self.stopping.is_set():  # training that is asked to stop saves, and ends well
+            raise RuntimeError("stopped; the same command goes on")
 
     def _evaluate(self, out: Path, runs: Sequence[Path], samples: int, *flags: str) -> dict[str, Any]:
         models = [f"--model={run}" for run in runs]
         tasks = [f"--tasks={','.join(self.settings.tasks)}", f"--num-tasks={self.settings.num_tasks}"]
-        self._run(["launch.evaluate", *models, *flags, *tasks, f"--samples={samples}", "--seed=0", f"--out={out}"])
+        self._launch(["launch.evaluate", *models, *flags, *tasks, f"--samples={samples}", "--seed=0", f"--out={out}"])
         results: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
         return results
 
@@ -161,6 +170,12 @@ class Cells:
             file.flush()
             os.fsync(file.fileno())
         self.finished[name] = json.loads(to_json(record))
+
+
+def is_over(run_dir: Path) -> bool:
+    """Whether a training run has said what it gained, which it does at its end."""
+    path = run_dir / "metrics.jsonl"
+    return path.is_file() and any(record["kind"] == "gain" for record in read_records(path))
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -23,6 +23,7 @@ class FakeLaunch:
         self.calls: list[list[str]] = []
         self.solved = solved
         self.fails_at: str | None = None
+        self.stops_at: str | None = None
 
     def __call__(self, arguments: Sequence[str]) -> None:
         self.calls.append(list(arguments))
@@ -39,6 +40,10 @@ class FakeLaunch:
                 self._evaluation(step=0, mode="greedy", solved=9),
                 self._evaluation(step=4, mode="sampled", solved=self._of(run_dir)),
             ]
+            if "max-steps" not in flags or flags["max-steps"] != "0":
+                lines.append({"kind": "gain", "mode": "sampled", "envs": {}})
+            if run_dir.name == self.stops_at:
+                lines = lines[:2]
             (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             return
         out = Path(flags["out"])
@@ -116,6 +121,35 @@ def test_cells_of_several_threads_are_those_of_one(tmp_path: Path) -> None:
     assert sorted(kept) == sorted(one.finished)
     for name, cell in one.finished.items():
         assert {**kept[name], "seconds": 0} == {**cell, "seconds": 0}
+
+
+def test_training_that_was_stopped_is_no_cell(tmp_path: Path) -> None:
+    """Asked to stop, it saves and ends with exit code 0, as after its last step."""
+    run = FakeLaunch({})
+    run.stops_at = "full-0"
+    with pytest.raises(RuntimeError, match="full-0 was stopped before its end; the same command goes on"):
+        run_all(Cells(tmp_path, SETTINGS, run), ["full", "synchronous"], [0])
+    again = FakeLaunch({})
+    run_all(Cells(tmp_path, SETTINGS, again), ["full"], [0])
+    assert again.calls[0] == ["launch.train", f"--resume={tmp_path / 'full-0'}"]
+
+
+def test_a_cell_that_was_cut_short_in_its_evaluation_is_not_trained_again(tmp_path: Path) -> None:
+    class Stopped(FakeLaunch):
+        def __call__(self, arguments: Sequence[str]) -> None:
+            super().__call__(arguments)
+            if arguments[0] == "launch.evaluate":
+                cells.stopping.set()  # as a key pressed does
+
+    cells = Cells(tmp_path, SETTINGS, Stopped({}))
+    with pytest.raises(RuntimeError, match="stopped"):
+        run_all(cells, ["full"], [0])
+    assert list(Cells(tmp_path, SETTINGS, FakeLaunch({})).finished) == ["policy-0"]
+    again = FakeLaunch({})
+    (tmp_path / "full-0" / "evaluation" / "results.json").unlink()
+    (tmp_path / "full-0" / "evaluation").rmdir()
+    run_all(Cells(tmp_path, SETTINGS, again), ["full"], [0])
+    assert [call[0] for call in again.calls] == ["launch.evaluate", "launch.evaluate"]
 
 
 def test_no_cell_is_begun_after_one_has_failed(tmp_path: Path) -> None:
