@@ -35,7 +35,7 @@ class Size:
 
 
 def full_size() -> Size:
-    """A quarter of an hour on two cores."""
+    """Twenty minutes on two cores."""
     return Size(settings=RunSettings(folder="", cores=two_cores()), staleness=(0, 1, 2, 4), num_steps=8, repeats=3)
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.async_vs_sync [--json] [--quick] [--mode virtual|real|both] [--model FOLDER]
 
-virtual (a quarter of an hour on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
+virtual (some twenty minutes on two cores): the real controller, loop, ledger, permits, places, pool and episodes, in
   virtual time, over service times of engines, learner, publishes and environments (service_model.py). The set-up is the
   published one: Qwen2.5-14B on WebShop at 16, 32 and 64 GPUs. The model's only free values, the environments' latency
   and its tail, were calibrated on the published synchronous throughput before the first asynchronous run
@@ -11,7 +11,7 @@ virtual (a quarter of an hour on two cores): the real controller, loop, ledger, 
   publishes (`--publish.mode in_place`); elsewhere their prefixes are computed anew. The division and the number of
   places are searched for, by runs that are not measured; `halves` is the released division. Below: the same for other
   tails, each with its own calibrated latency. The seed of a repeat decides every figure of it.
-real (a quarter of an hour on two quiet cores): the joined pipeline with the embedded engine, pinned to a core, learner
+real (twenty minutes on two quiet cores): the joined pipeline with the embedded engine, pinned to a core, learner
   and controller to another, and environments of log-normal latency (async_real.py).
 
 `fraction_of_bound` is the share of the throughput that no scheduler can beat for the same service times: that at which
