@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,7 +33,8 @@ def draw(name: str, kept: Kept, path: Path) -> Path:
     _PLOTS[name](left, right, kept)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if labels := axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize="small" if len(labels) < 8 else "xx-small", loc="best")
     picture.savefig(path, dpi=110, metadata={"Software": None})
     return path
 
@@ -48,9 +50,9 @@ def numbered(kept: Kept, case: str, metric: str) -> dict[float, float]:
     return dict(sorted(found.items()))
 
 
-def _line(axes: Axes, values: Mapping[float, float], label: str, style: str = "o-") -> None:
+def _line(axes: Axes, values: Mapping[float, float], label: str, style: str = "o-", **options: Any) -> None:
     if values:
-        axes.plot(list(values), list(values.values()), style, label=label)
+        axes.plot(list(values), list(values.values()), style, label=label, **options)
 
 
 def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
@@ -90,13 +92,21 @@ def _scale(left: Axes, right: Axes, kept: Kept) -> None:
 
 
 def _learning(left: Axes, right: Axes, kept: Kept) -> None:
-    arms = list(dict.fromkeys(f.case.partition(" step=")[0] for f in kept.figures if " step=" in f.case))
-    for arm in arms:
-        _line(left, numbered(kept, re.escape(arm) + r" step=(\d+)", "success"), arm, "o-")
+    """An arm has a colour, and an environment a style of line."""
+    cases = dict.fromkeys(f.case.partition(" step=")[0] for f in kept.figures if " step=" in f.case)
+    arms = list(dict.fromkeys(case.rpartition(" ")[0] for case in cases))
+    envs = list(dict.fromkeys(case.rpartition(" ")[2] for case in cases))
+    for case in cases:
+        arm, _, env = case.rpartition(" ")
+        style, colour = ("o-", "s--", "^:", "v-.", "x-")[envs.index(env) % 5], f"C{arms.index(arm) % 10}"
+        curve = numbered(kept, re.escape(case) + r" step=(\d+)", "success")
+        _line(left, curve, case, style, color=colour, markersize=4)
     left.set(xlabel="step", ylabel="success", ylim=(-0.02, 1.02), title="learning curves")
     mixtures = list(dict.fromkeys(f.case.partition(" k=")[0] for f in kept.figures if " k=" in f.case))
     for mixture in mixtures:
         _line(right, numbered(kept, re.escape(mixture) + r" k=(\d+)", "pass_at_k"), mixture, "o-")
+    if not mixtures:
+        right.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=right.transAxes)
     right.set(xlabel="k", ylabel="pass@k", ylim=(-0.02, 1.02), title="several policies at one episode")
 
 
