@@ -29,7 +29,7 @@ OF_OTHERS = {
     # of agentrl_jax.report, of pip, of uv, of hf
     *("--compare", "--episode"),
     *("--local-dir", "--extra", "--no-header", "--no-emit-index-url", "--python-version", "--universal"),
-    *("--quick", "--no-deps", "--gres", "--gpus-per-task", "--dependency", "--signal", "--config"),
+    *("--quick", "--mode", "--no-deps", "--gres", "--gpus-per-task", "--dependency", "--signal", "--config"),
 }
 """Of programs that are not ours, and of benchmarks."""
 
