@@ -17,6 +17,7 @@ A good answer is the one that comes out. Differences count where `gain_low` and 
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -137,7 +138,11 @@ def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:
         cells = Cells(options.folder, settings, run)
     except ConfigError as error:
         refuse(error, program=f"benchmarks.{NAME}")
-    run_all(cells, options.arms(settings), options.seeds, len(os.sched_getaffinity(0)))
+    try:
+        run_all(cells, options.arms(settings), options.seeds, len(os.sched_getaffinity(0)))
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on with {options.folder}", file=sys.stderr)
+        return 130
     found = list(learning_figures(list(cells.finished.values())))
     print("\n".join(json_lines(found)) if options.json else table(found))
     return 0

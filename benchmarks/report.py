@@ -72,7 +72,7 @@ def rows_table(results: Results, rows: Sequence[Row]) -> str:
         figure = None if kept is None else kept.find(row.case, row.metric)
         if figure is not None:
             value = shown(figure, row.scale)
-            lines.append(f"| {row.what} | {value} | {row.bar} | `python -m benchmarks.{row.benchmark}{row.flags}` |")
+            lines.append(f"| {row.what} | {value} | {row.bar} | `python -m benchmarks.{row.command}` |")
     return "\n".join([*lines, ""]) if len(lines) > 2 else "Nothing has been kept yet.\n"
 
 

@@ -19,6 +19,11 @@ class Row:
     bar: str = ""
     flags: str = ""
 
+    @property
+    def command(self) -> str:
+        """What follows `python -m benchmarks.`."""
+        return f"{self.benchmark} {self.flags}".rstrip()
+
 
 _BOUND = "share of what no scheduler could beat, simulated 14B on WebShop, {} GPUs"
 _RATIO = "asynchronous over synchronous (all GPUs generate, then all train), {} GPUs"
@@ -56,7 +61,7 @@ ROWS: tuple[Row, ...] = (
         metric="fraction_of_bound",
         scale="percent",
         bar="≥ 90 %",
-        flags=" --mode=real",
+        flags="--mode=real",
     ),
     Row(
         what="share of that bound at 1,024 simulated GPUs",

@@ -152,6 +152,14 @@ def test_a_cell_that_was_cut_short_in_its_evaluation_is_not_trained_again(tmp_pa
     assert [call[0] for call in again.calls] == ["launch.evaluate", "launch.evaluate"]
 
 
+def test_a_key_pressed_ends_it_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def press(arguments: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
+    assert main(["--quick", f"--out={tmp_path}"], run=press) == 130
+    assert "stopped; the same command goes on with" in capsys.readouterr().err
+
+
 def test_no_cell_is_begun_after_one_has_failed(tmp_path: Path) -> None:
     run = FakeLaunch({})
     run.fails_at = "full-0"
