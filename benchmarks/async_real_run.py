@@ -51,7 +51,7 @@ class RunSettings:
     max_steps: int = 0
     group_size: int = 4
     groups_per_batch: int = 32
-    num_places: int = 64
+    num_places: int = 128
     is_tiny: bool = False
 
     def to_json(self) -> str:

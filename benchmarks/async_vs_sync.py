@@ -9,7 +9,7 @@ virtual (some twenty minutes on two cores): the real controller, loop, ledger, p
   (service_calibration.py). Two synchronous baselines: `colocated`, in which all GPUs first generate, then all train,
   and `max_staleness=0`, the same program on the same division of the GPUs. `in_place`: sessions keep their caches over
   publishes (`--publish.mode in_place`); elsewhere their prefixes are computed anew. The division and the number of
-  places are searched for, by runs that are not measured; `halves` is the released division. Below: the same for other
+  places leave engines and caches some room (`SET_UP`); `halves` is the released division. Below: the same for other
   tails, each with its own calibrated latency. The seed of a repeat decides every figure of it.
 real (twenty minutes on two quiet cores): the joined pipeline with the embedded engine, pinned to a core, learner
   and controller to another, and environments of log-normal latency (async_real.py).
@@ -28,7 +28,7 @@ from typing import Literal
 
 from agentrl_jax.errors import ConfigError
 from benchmarks import async_real, async_virtual
-from benchmarks.async_virtual import SetUp, Way
+from benchmarks.async_virtual import Way
 from benchmarks.figures import Figure, json_lines, table
 from benchmarks.service_calibration import SIGMAS
 from benchmarks.service_model import load
@@ -40,7 +40,6 @@ VIRTUAL = async_virtual.Size(
     num_steps=10,
     repeats=3,
     tail_repeats=1,
-    set_ups=tuple(SetUp(room=0.85, crowding=crowding) for crowding in (0.8, 1.0)),
 )
 VIRTUAL_QUICK = async_virtual.Size(
     gpus=(16,),
@@ -48,7 +47,6 @@ VIRTUAL_QUICK = async_virtual.Size(
     num_steps=2,
     repeats=1,
     tail_repeats=1,
-    set_ups=(SetUp(room=0.85, crowding=1.0),),
     ways=(Way(0), Way(4, keeps_caches=True)),
 )
 

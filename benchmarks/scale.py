@@ -5,8 +5,8 @@
 The simulation of benchmarks.async_vs_sync (the real controller over service times, in virtual time) from 16 to 1,024
 GPUs. `gpus=N`: the batch grows with the GPUs, and so do the concurrent episodes, to 20,000. `gpus=N fixed-batch`: the
 batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, publishes
-are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Most of
-the time is for the largest size, which is begun first.
+are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Half of
+the time is for the largest size, which is begun first and shown last.
 
 What bends a curve is whatever is not divided among more GPUs:
 
@@ -24,10 +24,9 @@ same at all sizes.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
-from benchmarks.async_virtual import fraction_of_bound, with_room
+from benchmarks.async_virtual import SET_UP, fraction_of_bound, with_room
 from benchmarks.figures import Figure, json_lines, summarise, table
 from benchmarks.report_plots import draw
 from benchmarks.report_results import Kept
@@ -41,7 +40,6 @@ from launch.command import parse
 NAME = "scale"
 MAX_STALENESS = 4
 FIXED_GPUS = 64
-_ROOM, _CROWDING = 0.85, 1.0
 _SHAPE_GPUS = 16
 """On so many, one batch is played to see what episodes are like."""
 
@@ -55,7 +53,7 @@ class Size:
     num_steps: int
 
 
-FULL = Size(growing=(16, 32, 64, 128, 256, 512, 1024), fixed=(64, 128, 256, 512, 1024), num_steps=2)
+FULL = Size(growing=(16, 32, 64, 128, 256, 512, 1024), fixed=(256, 1024), num_steps=2)
 QUICK = Size(growing=(16, 64), fixed=(128,), num_steps=1)
 
 
@@ -73,14 +71,14 @@ class Options:
 
 def case_of(model: ServiceModel, shape: Work, num_gpus: int, num_groups: int, num_steps: int) -> Case:
     """A run of batches like `shape`."""
-    division = with_room(model, shape.scaled(num_groups / shape.num_groups), num_gpus, _ROOM)
+    division = with_room(model, shape.scaled(num_groups / shape.num_groups), num_gpus, SET_UP.room)
     return Case(
         num_engines=division.num_engines,
         num_learner_gpus=division.num_learner_gpus,
         max_staleness=MAX_STALENESS,
         num_steps=num_steps,
         num_groups=num_groups,
-        crowding=_CROWDING,
+        crowding=SET_UP.crowding,
         keeps_caches=True,
     )
 
@@ -114,19 +112,18 @@ def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> I
 
 
 def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
-    """A list for each size."""
+    """A list for each size, as it is found."""
     tail = model.published_tail
     shape = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
-    asked = {f"gpus={num_gpus}": (num_gpus, model.num_groups(num_gpus)) for num_gpus in size.growing}
-    asked |= {f"gpus={num_gpus} fixed-batch": (num_gpus, model.num_groups(FIXED_GPUS)) for num_gpus in size.fixed}
+    asked = {f"gpus={num_gpus} fixed-batch": (num_gpus, model.num_groups(FIXED_GPUS)) for num_gpus in size.fixed}
+    asked |= {f"gpus={num_gpus}": (num_gpus, model.num_groups(num_gpus)) for num_gpus in size.growing}
     cases = {name: case_of(model, shape, *each, size.num_steps) for name, each in asked.items()}
-    # The longest first, or one core would wait for it at the end.
-    order = sorted(cases, key=lambda name: -(cases[name].num_groups or 0))
+    *others, largest = cases
     with workers(len(cases)) as pool:
-        found = dict(
-            zip(order, pool.map(measure, [cases[name] for name in order], repeat(model), repeat(tail)), strict=True)
-        )
-    yield from (list(figures(name, model, *found[name])) for name in cases)
+        # The longest first, or one core would wait for it at the end.
+        begun = {name: pool.submit(measure, cases[name], model, tail) for name in (largest, *others)}
+        for name in cases:
+            yield list(figures(name, model, *begun[name].result()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

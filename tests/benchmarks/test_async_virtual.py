@@ -10,10 +10,8 @@ from agentrl_jax.errors import ConfigError
 from benchmarks import async_virtual, service_calibration
 from benchmarks.async_virtual import (
     Repeat,
-    SetUp,
     Size,
     Way,
-    find_set_up,
     fraction_of_bound,
     on,
     play,
@@ -189,26 +187,6 @@ def test_the_division_leaves_engines_the_room_that_is_asked_for(sync: Outcome) -
     assert with_room(SMALL, sync.work, 64, 0.0) == every[0]  # nothing leaves so much
 
 
-def test_the_fastest_set_up_is_chosen_by_runs_that_are_not_measured(
-    monkeypatch: pytest.MonkeyPatch, sync: Outcome
-) -> None:
-    set_ups = tuple(SetUp(room=room, crowding=crowding) for room in (1.0, 0.5) for crowding in (1.5, 2.0))
-    size = Size(gpus=(64, 128), sigmas=(), num_steps=1, repeats=3, tail_repeats=1, set_ups=set_ups)
-    engines = {room: with_room(SMALL, sync.work, 64, room).num_engines for room in (1.0, 0.5)}
-    assert engines[1.0] < engines[0.5]
-    monkeypatch.setattr(async_virtual, "batch_of", lambda *arguments: sync.work)
-    for fastest in set_ups:
-
-        def fake(cases: list[Case], model: object, tail: Tail, fastest: SetUp = fastest) -> list[Outcome]:
-            assert all(case.seed not in range(size.repeats) for case in cases)
-            wanted = (engines[fastest.room], fastest.crowding)
-            return [replace(sync, case=c, seconds=1 + ((c.num_engines, c.crowding) != wanted)) for c in cases]
-
-        monkeypatch.setattr(async_virtual, "simulate_all", fake)
-        assert find_set_up(SMALL, TAIL, size) == fastest
-    assert find_set_up(SMALL, TAIL, replace(size, set_ups=set_ups[2:3])) == set_ups[2]
-
-
 def test_caches_that_publishes_leave_are_not_computed_again(sync: Outcome, asynchronous: Outcome) -> None:
     kept = simulate(replace(asynchronous.case, keeps_caches=True), SMALL, TAIL)
     assert 1.0 <= kept.prefill_over_new < 1.1 < asynchronous.prefill_over_new
@@ -220,7 +198,7 @@ def test_caches_that_publishes_leave_are_not_computed_again(sync: Outcome, async
 
 def test_every_run_stands_beside_the_baseline_of_its_seed(monkeypatch: pytest.MonkeyPatch, sync: Outcome) -> None:
     monkeypatch.setattr(async_virtual, "simulate_all", lambda cases, *more: [replace(sync, case=c) for c in cases])
-    size = Size(gpus=(8,), sigmas=(), num_steps=2, repeats=2, tail_repeats=1, set_ups=(), ways=WAYS)
+    size = Size(gpus=(8,), sigmas=(), num_steps=2, repeats=2, tail_repeats=1, ways=WAYS)
     division = with_room(SMALL, sync.work, 8, 0.85)
     repeats = play(SMALL, TAIL, division, 1.5, size, range(2))
     assert [(r.baseline.case.seed, r.baseline.case.is_colocated) for r in repeats] == [(0, True), (1, True)]
