@@ -8,6 +8,7 @@ numpy only: no jax, no trio.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
@@ -30,6 +31,8 @@ FinishReason = Literal["stop", "length"]
 _ALL_COUNT: Bools = np.ones(0, np.bool_)
 """Stands for a loss_mask that is True everywhere, where none is given."""
 
+_LARGEST_ID = 2**31 - 1
+
 REWARD_DECIMALS = 12
 """Decimals that rewards are compared to: sums of the same rewards in another order count as equal."""
 
@@ -42,7 +45,7 @@ def as_ids(ids: Sequence[int] | npt.NDArray[np.integer]) -> Ids:
 def _frozen_ids(ids: npt.ArrayLike, name: str) -> Ids:
     given = np.asarray(ids)
     # Casts would truncate fractions and wrap what is too large, and a negative id counts from a table's end.
-    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() > np.iinfo(np.int32).max):
+    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() > _LARGEST_ID):
         raise RecordError(f"{name} must be integers in [0, 2^31), got {given.dtype} {given}")
     return _frozen(given, np.int32, name).astype(np.int32, copy=False)
 
@@ -171,10 +174,11 @@ class Completion:
                 f"ids, logprobs and loss_mask must have one length, got {len(ids)}, {len(self.logprobs)} and "
                 f"{len(self.loss_mask)}"
             )
-        if not np.isfinite(self.logprobs).all():
+        least, largest = float(self.logprobs.min()), float(self.logprobs.max())  # NaN if there is one
+        if not (isfinite(least) and isfinite(largest)):
             raise RecordError(f"log-probabilities must be finite, got {self.logprobs}; mask them in the client")
-        if (self.logprobs > 1e-4).any():
-            raise RecordError(f"log-probabilities must be <= 0, got a largest of {self.logprobs.max()}")
+        if largest > 1e-4:
+            raise RecordError(f"log-probabilities must be <= 0, got a largest of {largest}")
         position = 0
         for span in self.version_spans:
             if span.start != position or span.end <= span.start:
@@ -216,7 +220,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context_ids", _frozen_ids(self.context_ids, "context_ids"))
-        if not np.isfinite(self.reward):
+        if not isfinite(self.reward):
             raise RecordError(f"a turn's reward must be finite, got {self.reward}")
         if self.num_calls < 0:
             raise RecordError(f"num_calls must be >= 0, got {self.num_calls}")
@@ -299,7 +303,7 @@ class Trajectory:
         is_fitting = (self.reward or 0.0) <= 0.0 if self.end.is_infrastructure else self.reward is not None
         if not is_fitting:
             raise RecordError(f"an episode that ended as {self.end.value} cannot have reward {self.reward}")
-        if not all(np.isfinite(given) for given in (self.reward, self.env_reward) if given is not None):
+        if not all(isfinite(given) for given in (self.reward, self.env_reward) if given is not None):
             raise RecordError(f"a reward must be finite, got {self.reward} (from the environment {self.env_reward})")
 
     @property

@@ -186,7 +186,8 @@ class _Episode:
         )
         self._append(turn, context)  # before the env answers: should it fail, the record still shows what it was asked
         result = await session.interact(asked)
-        self.turns[-1] = replace(turn, reward=result.reward)
+        if result.reward != turn.reward:
+            self.turns[-1] = replace(turn, reward=result.reward)
         return result
 
     def _append(self, turn: Turn, context: Context) -> None:
