@@ -178,7 +178,7 @@ class Completion:
         if not (isfinite(least) and isfinite(largest)):
             raise RecordError(f"log-probabilities must be finite, got {self.logprobs}; mask them in the client")
         if largest > 1e-4:
-            raise RecordError(f"log-probabilities must be <= 0, got a largest of {largest}")
+            raise RecordError(f"log-probabilities must be <= 0, got a largest of {largest:g}")
         position = 0
         for span in self.version_spans:
             if span.start != position or span.end <= span.start:

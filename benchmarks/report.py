@@ -1,13 +1,15 @@
 """Writes the figures that are kept in benchmarks/results/ into README.md, benchmarks/peers.md and docs/.
 
-    python -m benchmarks.NAME --json > benchmarks/results/NAME.jsonl     # of any benchmark: keep its figures
+    python -m benchmarks.NAME --json > /tmp/NAME.jsonl                   # of any benchmark, in its full size
+    mv /tmp/NAME.jsonl benchmarks/results/                               # keep its figures
     python -m benchmarks.report                                          # show what is kept
     python -m benchmarks.report --check                                  # exit code 1 if something else is shown
 
 In README.md the text between `<!-- results:begin -->` and `<!-- results:end -->` is replaced by a table of the rows of
 report_rows.py, in docs/benchmarks.md that between `<!-- results:begin NAME -->` and `<!-- results:end -->` by all
 figures of one benchmark, in benchmarks/peers.md that of `peers` by the rows that compare with other software.
-Benchmarks that have not been kept yet are left out, or said to be missing.
+Benchmarks that have not been kept yet are left out, or said to be missing. One that is kept without a figure that a row
+shows (half of its modes, or of its cases) is refused.
 """
 
 import re
@@ -76,6 +78,17 @@ def rows_table(results: Results, rows: Sequence[Row]) -> str:
     return "\n".join([*lines, ""]) if len(lines) > 2 else "Nothing has been kept yet.\n"
 
 
+def check_complete(results: Results, rows: Sequence[Row] = ROWS) -> None:
+    """Raise ConfigError if a benchmark is kept, but not a figure of it that `rows` show."""
+    for row in rows:
+        kept = results.get(row.benchmark)
+        if kept is not None and kept.find(row.case, row.metric) is None:
+            raise ConfigError(
+                f"benchmarks/results/{row.benchmark}.jsonl has no {row.metric} of {row.case!r}, which is shown: add "
+                f"what python -m benchmarks.{row.command} --json prints"
+            )
+
+
 def full_table(name: str, results: Results) -> str:
     """All figures of one benchmark: a row per case and metric."""
     kept = results.get(name)
@@ -119,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(Options, arguments, program=program)
     try:
         results = read_results()
+        check_complete(results)
         stale = stale_files(REPOSITORY, results)
     except ConfigError as error:
         refuse(error, program=program)

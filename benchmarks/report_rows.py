@@ -25,8 +25,8 @@ class Row:
         return f"{self.benchmark} {self.flags}".rstrip()
 
 
-_BOUND = "share of what no scheduler could beat, simulated 14B on WebShop, {} GPUs"
-_RATIO = "asynchronous over synchronous (all GPUs generate, then all train), {} GPUs"
+_BOUND = "share of what no scheduler could beat, the same simulation, {} GPUs"
+_RATIO = "simulated 14B on WebShop, {} GPUs: asynchronous (in_place) over synchronous (all generate, then all train)"
 _PUBLISHED: Mapping[int, str] = {16: "1.9", 32: "2.1", 64: "1.9"}
 
 _BESIDE_OTHERS = frozenset({"cpu_s_over_tunix", "ratio_to_best_peer", "cpu_ratio"})
@@ -55,7 +55,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     Row(
-        what="the same share for real: embedded engine, learner, slow environments, two cores",
+        what="the same share for real: embedded engine, learner, slow environments, on two cores",
         benchmark="async_vs_sync",
         case="real kg max_staleness=4",
         metric="fraction_of_bound",

@@ -21,6 +21,7 @@ A good answer: fraction_of_bound >= 0.90 at every size of growing batches; contr
 same at all sizes.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -119,23 +120,29 @@ def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     asked |= {f"gpus={num_gpus}": (num_gpus, model.num_groups(num_gpus)) for num_gpus in size.growing}
     cases = {name: case_of(model, shape, *each, size.num_steps) for name, each in asked.items()}
     *others, largest = cases
-    with workers(len(cases)) as pool:
+    pool = workers(len(cases))
+    try:
         # The longest first, or one core would wait for it at the end.
         begun = {name: pool.submit(measure, cases[name], model, tail) for name in (largest, *others)}
         for name in cases:
             yield list(figures(name, model, *begun[name].result()))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever stops does not wait for what has not begun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures."""
     options = parse(Options, arguments, program=f"benchmarks.{NAME}")
     found: list[Figure] = []
-    for part in scale_figures(load(), QUICK if options.quick else FULL):
-        found += part
-        if options.json:
-            print("\n".join(json_lines(part)), flush=True)
-    if not options.json:
-        print(table(found))
+    try:
+        for part in scale_figures(load(), QUICK if options.quick else FULL):
+            found += part
+            print(f"{NAME}: {part[0].case} measured", file=sys.stderr, flush=True)
+            if options.json:
+                print("\n".join(json_lines(part)), flush=True)
+    finally:
+        if found and not options.json:
+            print(table(found))
     if options.plot is not None:
         draw(NAME, Kept(figures=tuple(found), commit="", machine=""), options.plot)
     return 0

@@ -167,7 +167,10 @@ class Journal:
             return list(self.history.position)
 
     def load(self, group_id: int) -> Group | None:
-        """The bytes of a complete or consumed group that is not final, or None if they are gone or damaged."""
+        """A complete or consumed group that is not final, or None if its bytes are gone or damaged.
+
+        Raises ConfigError if they are whole, but none that this version writes.
+        """
         entry = self.history.groups.get(group_id)
         if entry is None or entry.location is None:
             return None
@@ -178,7 +181,15 @@ class Journal:
                 data = file.read(num_bytes)
         except FileNotFoundError:
             return None
-        return decode_group(data) if len(data) == num_bytes and zlib.crc32(data) == checksum else None
+        if len(data) != num_bytes or zlib.crc32(data) != checksum:
+            return None
+        try:
+            return decode_group(data)
+        except RecordError as error:
+            raise ConfigError(
+                f"ledger {self.folder}: group {group_id} was written by another version of agentrl_jax ({error}). Go "
+                "on with that version, or start a new run from what this one learnt: --model with its directory"
+            ) from error
 
     def flush(self) -> None:
         """Return when everything written so far is on disk."""

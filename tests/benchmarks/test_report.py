@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from benchmarks.figures import Figure, json_lines, summarise
-from benchmarks.report import DOCUMENTS, REPOSITORY, fill, full_table, readme_table, shown, stale_files
+from benchmarks.report import DOCUMENTS, REPOSITORY, check_complete, fill, full_table, readme_table, shown, stale_files
 from benchmarks.report_plots import draw_plots, numbered
 from benchmarks.report_results import Kept, read_results
 from benchmarks.report_rows import ROWS, Row
@@ -31,6 +31,7 @@ def line(found: Figure, **more: Any) -> str:
 
 
 def test_readme_and_docs_show_what_is_kept() -> None:
+    check_complete(read_results())
     stale = stale_files(REPOSITORY, read_results())
     assert not stale, f"run python -m benchmarks.report: {', '.join(path.name for path in stale)} shows other figures"
 
@@ -73,6 +74,14 @@ def test_only_rows_that_are_kept_are_shown() -> None:
     assert "another" not in table
     assert "a CPU, 2 cores" in table
     assert readme_table({}, [ROW]) == "Nothing has been kept yet.\n"
+
+
+def test_a_benchmark_that_is_half_kept_is_refused() -> None:
+    other = Row(what="another", benchmark="engine", case="real", metric="ratio", flags="--mode=real")
+    check_complete({}, [ROW, other])
+    check_complete({"engine": kept(figure(2.5), figure(1.0, case="real"))}, [ROW, other])
+    with pytest.raises(ConfigError, match=r"engine.jsonl has no ratio of 'real'.*benchmarks.engine --mode=real --json"):
+        check_complete({"engine": kept(figure(2.5))}, [ROW, other])
 
 
 def test_those_who_are_compared_with_are_shown_by_themselves() -> None:

@@ -239,6 +239,21 @@ def test_groups_are_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
         assert journal.load(99) is None
 
 
+def test_groups_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole by their checksum, so that no crash explains them."""
+    with begun(tmp_path) as journal:
+        monkeypatch.setattr(
+            "agentrl_jax.controller.journal.encode_group",
+            lambda group: encode_group(group).replace(b"start_version", b"admit_version"),
+        )
+        complete(journal, 0)
+    with (
+        Journal(tmp_path) as journal,
+        pytest.raises(ConfigError, match=r"group 0 was written by another version.*--model"),
+    ):
+        journal.load(0)
+
+
 def test_files_are_deleted_once_no_checkpoint_could_need_them(tmp_path: Path) -> None:
     with begun(tmp_path) as journal:
         for step in range(1, 8):
