@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         bar="≤ 0.5",
     ),
     Row(
-        what="controller over one process per episode, CPU of a turn",
+        what="controller over one process per episode (mostly an interpreter's start), CPU of a turn",
         benchmark="controller",
         case="process-per-episode",
         metric="cpu_ratio",
