@@ -55,7 +55,22 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     Row(
-        what="the same share for real: embedded engine, learner, slow environments, on two cores",
+        what="the same, 64 GPUs, publishes that drop the engines' caches (retract, the default)",
+        benchmark="async_vs_sync",
+        case="gpus=64 max_staleness=4",
+        metric="fraction_of_bound",
+        scale="percent",
+    ),
+    Row(
+        what="asynchronous over synchronous on the released division, half of 16 GPUs each",
+        benchmark="async_vs_sync",
+        case="gpus=16 halves",
+        metric="over_colocated",
+        scale="times",
+        bar="published 1.9",
+    ),
+    Row(
+        what="share of the bound for real: embedded engine, learner, slow environments, on two cores",
         benchmark="async_vs_sync",
         case="real kg max_staleness=4",
         metric="fraction_of_bound",
