@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 import trio
 
+from agentrl_jax.controller.collector import calm_collector
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.episode import EpisodeConfig, EpisodeSetup
 from agentrl_jax.controller.group import AdmittedGroup, run_group_when_placed
@@ -278,7 +279,7 @@ def simulate(case: Case, model: ServiceModel, tail: Tail) -> Outcome:
         worlds.append(World(case, model, tail))
         await worlds[0].run()
 
-    with seeded_schedule(case.seed):
+    with seeded_schedule(case.seed), calm_collector():  # as training has it
         run_virtual(run)
     outcome = worlds[0].outcome()
     oldest = max(outcome.age_max, outcome.lag_max)

@@ -71,10 +71,10 @@ class SlotStatistics:
 
 
 class Places:
-    """What one group has asked for, and holds from `given` on."""
+    """What one group has asked for, and holds from `given` on. number: how many asked before it."""
 
-    def __init__(self, env: str, size: int, slots: "EpisodeSlots") -> None:
-        self.env, self.num_held, self.given = env, size, trio.Event()
+    def __init__(self, env: str, size: int, slots: "EpisodeSlots", number: int) -> None:
+        self.env, self.num_held, self.given, self.number = env, size, trio.Event(), number
         self._slots = slots
 
     def give_back(self, number: int = 1) -> None:
@@ -98,7 +98,8 @@ class EpisodeSlots:
         self._num_slots = num_slots
         self._shares = shares
         self._running: Counter[str] = Counter()
-        self._waiting: deque[Places] = deque()
+        self._waiting: dict[str, deque[Places]] = {}  # by env, of those that have any: episodes end by the thousand
+        self._num_asked = 0
 
     @asynccontextmanager
     async def place(self, env: str, size: int = 1) -> AsyncIterator[Places]:
@@ -106,8 +107,9 @@ class EpisodeSlots:
 
         A group that is larger than all places together waits for all of them.
         """
-        asked = Places(env, size, self)
-        self._waiting.append(asked)
+        asked = Places(env, size, self, self._num_asked)
+        self._num_asked += 1
+        self._waiting.setdefault(env, deque()).append(asked)
         self._hand_out()
         try:
             await asked.given.wait()
@@ -116,7 +118,7 @@ class EpisodeSlots:
             if asked.given.is_set():
                 asked.give_back(asked.num_held)
             else:
-                self._waiting.remove(asked)
+                self._wait_no_longer(asked)
                 self._hand_out()
 
     def take_back(self, env: str, number: int) -> None:
@@ -129,25 +131,28 @@ class EpisodeSlots:
             chosen, running = self._next(), self._running.total()
             if running and running + chosen.num_held > self._num_slots:
                 return
-            self._waiting.remove(chosen)
+            self._wait_no_longer(chosen)
             self._running[chosen.env] += chosen.num_held
             chosen.given.set()
 
     def _next(self) -> Places:
         shares = self._shares()
 
-        def crowding(asked: Places) -> float:
+        def precedence(asked: Places) -> tuple[float, int]:
             running, share = self._running[asked.env], shares[asked.env]
-            return (running + asked.num_held) / share if running and share > 0 else 0.0
+            return (running + asked.num_held) / share if running and share > 0 else 0.0, asked.number
 
-        first: dict[str, Places] = {}
-        for asked in self._waiting:
-            first.setdefault(asked.env, asked)
-        return min(first.values(), key=crowding)
+        return min((waiting[0] for waiting in self._waiting.values()), key=precedence)
+
+    def _wait_no_longer(self, asked: Places) -> None:
+        waiting = self._waiting[asked.env]
+        waiting.remove(asked)
+        if not waiting:
+            del self._waiting[asked.env]
 
     def statistics(self) -> SlotStatistics:
         return SlotStatistics(
             num_slots=self._num_slots,
             running=dict(+self._running),
-            waiting=dict(Counter(asked.env for asked in self._waiting)),
+            waiting={env: len(waiting) for env, waiting in self._waiting.items()},
         )
