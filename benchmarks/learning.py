@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,7 +123,7 @@ def at_once(jobs: Sequence[Callable[[], object]], num_workers: int, stopping: th
     with ThreadPoolExecutor(num_workers) as pool:
         futures = [pool.submit(work, job) for job in jobs]
         try:
-            for future in futures:
+            for future in as_completed(futures):  # the first to fail, not one that was stopped for it
                 future.result()
         except BaseException:  # a key pressed, too
             stopping.set()
