@@ -9,9 +9,9 @@ the same held-out tasks.
 At the end two policies (two specialists, or a trained policy and the warm one) are evaluated alone and mixed by turns
 (cross-policy sampling) and by episodes: pass@k by k.
 
-By default two arms with two seeds; with --full all arms with five. As many cells run at a time as there are cores. All
-may be stopped at any time: the same command goes on. Each finished cell is a line of OUT/cells.jsonl, and figures are
-made of the lines that are there.
+By default two arms with two seeds and 24 steps; with --full all arms with five seeds and 48 steps. As many cells run at
+a time as there are cores. All may be stopped at any time: the same command goes on. Each finished cell is a line of
+OUT/cells.jsonl, and figures are made of the lines that are there.
 
 A good answer is the one that comes out. Differences count where `gain_low` and `gain_high` have one sign.
 """
@@ -82,7 +82,7 @@ class Options:
                 flags=_TINY_STEPS,
                 warm_flags=TINY_POLICY,
             )
-        return Settings()
+        return Settings() if self.full else Settings(max_steps=24)
 
     def arms(self, settings: Settings) -> tuple[str, ...]:
         """Those that are run."""
