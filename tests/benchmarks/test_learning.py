@@ -1,6 +1,7 @@
 """Cells are finished once and kept; what they say is computed by hand here; a tiny experiment really runs."""
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from agentrl_jax.errors import ConfigError
 from benchmarks.figures import Figure
-from benchmarks.learning import main, run_all
+from benchmarks.learning import at_once, main, run_all
 from benchmarks.learning_cells import Cells, Settings
 from benchmarks.learning_figures import learning_figures
 
@@ -158,6 +159,20 @@ def test_a_key_pressed_ends_it_without_a_traceback(tmp_path: Path, capsys: pytes
 
     assert main(["--quick", f"--out={tmp_path}"], run=press) == 130
     assert "stopped; the same command goes on with" in capsys.readouterr().err
+
+
+def test_what_failed_first_is_raised_and_not_what_was_stopped_for_it() -> None:
+    stopping = threading.Event()
+
+    def stopped() -> None:
+        assert stopping.wait(10)
+        raise RuntimeError("stopped")
+
+    def fails() -> None:
+        raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason"):
+        at_once([stopped, fails], 2, stopping)
 
 
 def test_no_cell_is_begun_after_one_has_failed(tmp_path: Path) -> None:

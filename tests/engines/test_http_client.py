@@ -243,9 +243,8 @@ async def test_real_sockets(nursery: trio.Nursery) -> None:
         spent = await crowd(client, 200, "/")
         assert client.statistics().num_retries == 0
     nursery.cancel_scope.cancel()
-    assert (
-        spent < 5e-3
-    )  # both sides, also on a busy machine; a pool that scans its connections takes 10 ms at this size
+    # Both sides, also on a busy machine; a pool that scans its connections takes 10 ms at this size.
+    assert spent < 5e-3
 
 
 async def test_nobody_listens() -> None:
