@@ -28,8 +28,9 @@ def enter_as(monkeypatch, programs):
     entered, left = [], iter(programs)
 
     def enter(*_):
-        entered.append(subprocess.Popen([next(left)]))
-        return entered[-1].pid
+        program = next(left)
+        entered.append(os.posix_spawnp(program, [program], os.environ))
+        return entered[-1]
 
     monkeypatch.setattr(machines, "_enter", enter)
     return entered
