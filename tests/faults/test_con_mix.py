@@ -118,7 +118,11 @@ def synchronous(num_places: int, is_fair: bool) -> tuple[float, Counter[str]]:
         tasks_per_env=50,
     )
     if not is_fair:  # places in the order of asking
-        run.places._next = lambda: run.places._waiting[0]  # type: ignore[union-attr, method-assign]
+        places = run.places
+        assert places is not None
+        places._next = lambda: min(  # type: ignore[method-assign]
+            (waiting[0] for waiting in places._waiting.values()), key=lambda asked: asked.number
+        )
 
     async def main() -> float:
         check_invariants(run, await run.run(20))
