@@ -5,8 +5,9 @@
 The simulation of benchmarks.async_vs_sync (the real controller over service times, in virtual time) from 16 to 1,024
 GPUs. `gpus=N`: the batch grows with the GPUs, and so do the concurrent episodes, to 20,000. `gpus=N fixed-batch`: the
 batch stays that of 64 GPUs, as where a run is to end sooner and not to learn from more. max_staleness is 4, publishes
-are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Half of
-the time is for the largest size, which is begun first and shown last.
+are `in_place`, and the division of the GPUs leaves the engines some room (`async_virtual.with_room`). Fewer GPUs are
+measured for more steps, as their batches differ more. Half of the time is for the largest size, which is begun first
+and shown last.
 
 What bends a curve is whatever is not divided among more GPUs:
 
@@ -23,7 +24,7 @@ same at all sizes.
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,15 +48,14 @@ _SHAPE_GPUS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """growing: numbers of GPUs whose batch grows with them; fixed: those whose batch does not. num_steps: measured."""
+    """Steps measured, by number of GPUs. growing: of those whose batch grows with them; fixed: whose batch does not."""
 
-    growing: tuple[int, ...]
-    fixed: tuple[int, ...]
-    num_steps: int
+    growing: Mapping[int, int]
+    fixed: Mapping[int, int]
 
 
-FULL = Size(growing=(16, 32, 64, 128, 256, 512, 1024), fixed=(256, 1024), num_steps=2)
-QUICK = Size(growing=(16, 64), fixed=(128,), num_steps=1)
+FULL = Size(growing={16: 8, 32: 8, 64: 8, 128: 6, 256: 3, 512: 2, 1024: 2}, fixed={256: 8, 1024: 8})
+QUICK = Size(growing={16: 1, 64: 1}, fixed={128: 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,14 @@ def scale_figures(model: ServiceModel, size: Size) -> Iterator[list[Figure]]:
     """A list for each size, as it is found."""
     tail = model.published_tail
     shape = simulate(colocated(_SHAPE_GPUS, num_steps=1), model, tail).work
-    asked = {f"gpus={num_gpus} fixed-batch": (num_gpus, model.num_groups(FIXED_GPUS)) for num_gpus in size.fixed}
-    asked |= {f"gpus={num_gpus}": (num_gpus, model.num_groups(num_gpus)) for num_gpus in size.growing}
-    cases = {name: case_of(model, shape, *each, size.num_steps) for name, each in asked.items()}
+    fixed_groups = model.num_groups(FIXED_GPUS)
+    cases = {
+        f"gpus={num_gpus} fixed-batch": case_of(model, shape, num_gpus, fixed_groups, num_steps)
+        for num_gpus, num_steps in size.fixed.items()
+    } | {
+        f"gpus={num_gpus}": case_of(model, shape, num_gpus, model.num_groups(num_gpus), num_steps)
+        for num_gpus, num_steps in size.growing.items()
+    }
     *others, largest = cases
     pool = workers(len(cases))
     try:

@@ -14,6 +14,7 @@ step from version v only if everything it leaves behind can still meet its due d
 Admissions obey the same rule, so that it can always be satisfied by completing, or cancelling, live groups.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -38,6 +39,7 @@ class _State(Enum):
     COMPLETE = auto()
     CONSUMED = auto()  # its step has not been published yet
     CANCELLED = auto()  # its episodes are still closing their sessions
+    ENDED = auto()  # no entry any more
 
 
 @dataclass(kw_only=True, eq=False)
@@ -103,6 +105,7 @@ class Ledger:
         self._version = initial_version
         self._next_group_id = self._first_group_id = first_group_id
         self._entries: dict[int, _Entry] = {}
+        self._num: Counter[_State] = Counter()  # of the entries: there are tens of thousands in a large run
         self._is_stepping = False
         self._changed = trio.Event()
         self._num_adopted = self._num_consumed = self._num_dropped = self._num_no_signal = self._num_cancelled = 0
@@ -137,7 +140,17 @@ class Ledger:
     async def admissible(self, env: str) -> None:
         """Wait until a group of `env` can be admitted and still be consumed in time."""
         while not self._is_admissible(env):
-            await self._changed.wait()
+            before = self._pressure()
+            while self._pressure() == before:
+                await self._changed.wait()
+
+    def _pressure(self) -> tuple[int, int, bool]:
+        """What admissions wait for, as only one task admits: it does not change with each group that completes."""
+        return self._num_open, self._version, self._is_stepping
+
+    @property
+    def _num_open(self) -> int:
+        return self._num[_State.LIVE] + self._num[_State.COMPLETE]
 
     def _due(self, entry: _Entry) -> int:
         return entry.bound + (self._version if entry.admitted.is_waiting else entry.admitted.start_version)
@@ -147,7 +160,7 @@ class Ledger:
         next_version = self.newest_version
         due = self._version + self._config.staleness_bound(env)
         capacity = self._config.batch_capacity
-        if len(self._entries) < (due - next_version + 1) * capacity:
+        if self._num_open < (due - next_version + 1) * capacity:
             return True  # nothing is due so soon, and so many, that it could matter
         dues = sorted([due, *(self._due(e) for e in self._entries.values() if e.is_open)])
         return all(count <= (d - next_version + 1) * capacity for count, d in enumerate(dues, start=1) if d >= due)
@@ -158,7 +171,7 @@ class Ledger:
             group_id=self._next_group_id, task=task, start_version=self._version, task_position=task_position
         )
         bound = self._config.staleness_bound(task.env)
-        self._entries[admitted.group_id] = _Entry(admitted=admitted, permit=permit, bound=bound)
+        self._enter(_Entry(admitted=admitted, permit=permit, bound=bound))
         self._next_group_id += 1
         return admitted
 
@@ -172,9 +185,7 @@ class Ledger:
             raise RuntimeError(f"group {group.group_id} cannot be adopted: ids start at {self._first_group_id}")
         admitted = AdmittedGroup(group_id=group.group_id, task=group.task, start_version=group.start_version)
         bound = self._config.staleness_bound(group.task.env)
-        self._entries[group.group_id] = _Entry(
-            admitted=admitted, permit=permit, bound=bound, state=_State.COMPLETE, group=group
-        )
+        self._enter(_Entry(admitted=admitted, permit=permit, bound=bound, state=_State.COMPLETE, group=group))
         self._num_adopted += 1
 
     def fate(self, group: Group) -> Fate:
@@ -194,7 +205,8 @@ class Ledger:
                 self._ended.cancelled.append(group)
                 self._cancelled(entry)
             elif fate == "complete":
-                entry.state, entry.group = _State.COMPLETE, group
+                entry.group = group
+                self._become(entry, _State.COMPLETE)
                 self._breaker.completed(group)
             else:
                 self._drop(entry, group, has_valid=fate == "no_signal")
@@ -233,23 +245,26 @@ class Ledger:
         """
         waits: dict[str, float] = {}
         while True:
-            while self._num_complete() < self._config.min_groups_per_batch:
+            while self._num[_State.COMPLETE] < self._config.min_groups_per_batch:
                 await self._changed.wait()
-            batch, left_late = self._plan()  # which looks at every group: not at each that ends
+            batch, left_late = self._plan()
             if self._config.stragglers == "cancel":
                 for entry in left_late:
-                    entry.state = _State.CANCELLED
+                    self._become(entry, _State.CANCELLED)
                     entry.admitted.switch.trip()
                 return self._take(batch, waits)
             if not left_late:
                 return self._take(batch, waits)
-            begun = trio.current_time()
+            begun, awaited = trio.current_time(), self._awaited(left_late)
             await self._changed.wait()
-            for env in {entry.admitted.task.env for entry in left_late}:
+            while awaited and all(entry.state is _State.LIVE for entry in awaited):
+                await self._changed.wait()  # thousands end meanwhile, in a large run; to plan anew takes long
+            for env in {entry.admitted.task.env for entry in awaited or left_late}:
                 waits[env] = waits.get(env, 0.0) + trio.current_time() - begun
 
-    def _num_complete(self) -> int:
-        return sum(entry.state is _State.COMPLETE for entry in self._entries.values())
+    def _awaited(self, left_late: Sequence[_Entry]) -> list[_Entry]:
+        """Those of them without any of which there is no step. Of the others some may be left once more have ended."""
+        return [e for e in left_late if e.state is _State.LIVE and self._due(e) <= self._version]
 
     def _plan(self) -> tuple[list[_Entry], list[_Entry]]:
         """The batch that a step would take now, and the groups that it must not leave behind."""
@@ -271,7 +286,7 @@ class Ledger:
         self._is_stepping = True
         self._num_consumed += len(batch)
         for entry in batch:
-            entry.state = _State.CONSUMED
+            self._become(entry, _State.CONSUMED)
         return CollectedBatch(
             groups=tuple(entry.group for entry in batch if entry.group is not None),
             ages=tuple(self._version - entry.admitted.start_version for entry in batch),
@@ -302,8 +317,18 @@ class Ledger:
         self._num_cancelled += 1
         self._remove(entry)
 
+    def _enter(self, entry: _Entry) -> None:
+        self._entries[entry.group_id] = entry
+        self._num[entry.state] += 1
+
+    def _become(self, entry: _Entry, state: _State) -> None:
+        self._num[entry.state] -= 1
+        self._num[state] += 1
+        entry.state = state
+
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry.group_id]
+        self._become(entry, _State.ENDED)
         entry.permit.release()
 
     def _notify(self) -> None:
@@ -311,12 +336,11 @@ class Ledger:
         self._changed = trio.Event()
 
     def statistics(self) -> LedgerStatistics:
-        states = [entry.state for entry in self._entries.values()]
         return LedgerStatistics(
             version=self._version,
             num_admitted=self._next_group_id - self._first_group_id + self._num_adopted,
-            num_live=states.count(_State.LIVE) + states.count(_State.CANCELLED),
-            num_complete=states.count(_State.COMPLETE),
+            num_live=self._num[_State.LIVE] + self._num[_State.CANCELLED],
+            num_complete=self._num[_State.COMPLETE],
             num_consumed=self._num_consumed,
             num_dropped=self._num_dropped,
             num_no_signal=self._num_no_signal,

@@ -60,6 +60,7 @@ class EngineFleet:
         self._by_name = {engine.name: engine for engine in engines}
         self._begun, self._changed = trio.Event(), trio.Event()
         self._said: dict[str, str] = {}
+        self.is_any_out = True  # nobody serves before `begin`
 
     def of_pool(self, pool: Pool) -> tuple[RemoteEngine, ...]:
         return tuple(engine for engine in self.engines if engine.pool == pool)
@@ -92,6 +93,7 @@ class EngineFleet:
                 nursery.start_soon(begin, engine)
         if errors:
             raise errors[0]
+        self._look_for_outages()
         self._begun.set()
 
     def keep_exports(self) -> None:
@@ -100,6 +102,7 @@ class EngineFleet:
 
     def note_change(self) -> None:
         """An engine began or ceased to be out: wake up whoever waits for that, and say so."""
+        self._look_for_outages()
         changed, self._changed = self._changed, trio.Event()
         changed.set()
         for engine in self.engines:
@@ -108,6 +111,9 @@ class EngineFleet:
                 self._said[engine.name] = state
                 why = f"WARNING: {engine.name} is {state}: {engine.why_out}"
                 self._say(why if state else f"{engine.name} serves again, as version {engine.version}")
+
+    def _look_for_outages(self) -> None:
+        self.is_any_out = not all(engine.is_serving for engine in self.engines)
 
     async def watch(self) -> None:
         """Raise NoProgressError once no current engine has served for too long, or all of them are given up."""

@@ -7,8 +7,8 @@ Invariants:
   no lagging engine serves, current ones take their turns; while no current one does, turns wait.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, Protocol
 
 import trio
 
@@ -22,9 +22,17 @@ from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
 _SPARE_SESSIONS = 4
 _SPARE_DIVISOR = 4
 
+_NUM_BLOCKS = 64
+"""Whose order is remembered: more than groups under way fill, where engines are so many that making one takes long."""
+
 
 class Outages(Protocol):
     """Knows which engines, by name, are out: failed, and not back yet."""
+
+    @property
+    def is_any_out(self) -> bool:
+        """False only if all engines serve: asked at every turn, where `is_serving` of each would take too long."""
+        ...
 
     def is_serving(self, name: str) -> bool:
         """Whether a turn that begins now at this engine is served."""
@@ -38,6 +46,8 @@ class Outages(Protocol):
 class NoOutages:
     """Of engines that end the run when they fail."""
 
+    is_any_out = False
+
     def is_serving(self, name: str) -> bool:
         return True
 
@@ -45,16 +55,48 @@ class NoOutages:
         await trio.lowlevel.checkpoint()
 
 
+class Occupancy:
+    """How many sessions each engine has. A change, and who has the fewest, take as long with a thousand engines."""
+
+    def __init__(self, num_engines: int) -> None:
+        self.counts = [0] * num_engines
+        self.least = 0
+        self._having: dict[int, set[int]] = {0: set(range(num_engines))}  # engines by their number of sessions
+
+    @property
+    def emptiest(self) -> int:
+        """The first of the engines that have `least`."""
+        return min(self._having[self.least])
+
+    def change(self, index: int, by: Literal[1, -1]) -> None:
+        """A session came to the engine, or left it."""
+        before = self.counts[index]
+        after = self.counts[index] = before + by
+        self._having.setdefault(after, set()).add(index)
+        others = self._having[before]
+        others.remove(index)
+        if not others:
+            del self._having[before]
+        if after < self.least or self.least not in self._having:
+            self.least = after  # by one only: whoever was the last to have the fewest has the fewest still
+
+
 class Seats:
     """Which engine of one pool each session uses."""
 
     def __init__(self, engines: Iterable[Engine], run_seed: int, outages: Outages) -> None:
         self.engines = tuple(engines)
-        self.num_sessions = [0] * len(self.engines)
         self.num_turns = self.num_moves = 0
         self._run_seed, self._outages = run_seed, outages
         self._names = tuple(engine.name for engine in self.engines)
         self._seats: dict[tuple[int, int], int] = {}
+        self._occupancy = Occupancy(len(self.engines))
+        self._homes: dict[int, Sequence[int]] = {}  # engines in the order of a block's groups
+
+    @property
+    def num_sessions(self) -> Sequence[int]:
+        """By engine."""
+        return self._occupancy.counts
 
     @property
     def is_serving(self) -> bool:
@@ -70,9 +112,9 @@ class Seats:
         """Give the session a seat at an engine that serves, if there is one; return the engine's index."""
         before = self._seats.get(session)
         if before is not None:
-            self.num_sessions[before] -= 1
+            self._occupancy.change(before, -1)
         index = self._unless_full(self._home(session[0]) if before is None else before)
-        self.num_sessions[index] += 1
+        self._occupancy.change(index, 1)
         self._seats[session] = index
         self.num_moves += before not in (None, index)
         return index
@@ -80,7 +122,7 @@ class Seats:
     def leave(self, session: tuple[int, int], index: int) -> None:
         if self._seats.get(session) == index:  # else it has left, or moved, before
             del self._seats[session]
-            self.num_sessions[index] -= 1
+            self._occupancy.change(index, -1)
 
     def serves(self, index: int) -> bool:
         return self._outages.is_serving(self._names[index])
@@ -94,17 +136,32 @@ class Seats:
         Each run of as many consecutive groups as there are engines visits every engine once, in an order of its
         own: even, and in step with no pattern of the tasks.
         """
-        count = len(self.engines)
-        block, place = divmod(group_id, count)
-        return sorted(range(count), key=lambda index: derive_seed(self._run_seed, "home", block, index))[place]
+        block, place = divmod(group_id, len(self.engines))
+        if block not in self._homes:
+            if len(self._homes) == _NUM_BLOCKS:
+                del self._homes[next(iter(self._homes))]
+            order = sorted(range(len(self.engines)), key=lambda i: derive_seed(self._run_seed, "home", block, i))
+            self._homes[block] = order
+        return self._homes[block][place]
 
     def _unless_full(self, index: int) -> int:
+        if self._outages.is_any_out or not self.serves(index):
+            return self._unless_full_or_out(index)
+        occupancy = self._occupancy
+        return index if _is_fine(occupancy.counts[index], occupancy.least) else occupancy.emptiest
+
+    def _unless_full_or_out(self, index: int) -> int:
+        counts = self._occupancy.counts
         serving = [i for i in range(len(self.engines)) if self.serves(i)] or [index]
-        least = min(self.num_sessions[i] for i in serving)
-        spare = max(_SPARE_SESSIONS, least // _SPARE_DIVISOR)
-        if index in serving and self.num_sessions[index] - least <= spare:
+        least = min(counts[i] for i in serving)
+        if index in serving and _is_fine(counts[index], least):
             return index
-        return next(i for i in serving if self.num_sessions[i] == least)
+        return next(i for i in serving if counts[i] == least)
+
+
+def _is_fine(count: int, least: int) -> bool:
+    """Whether an engine with so many sessions may have one more, where the emptiest has `least`."""
+    return count - least <= max(_SPARE_SESSIONS, least // _SPARE_DIVISOR)
 
 
 class Seat:

@@ -124,6 +124,32 @@ async def test_wait_holds_the_step_until_the_straggler_is_in_it(autojump_clock: 
     assert batch[0].straggler_wait_s == {"slow": 7.0}
 
 
+@pytest.mark.parametrize("end", ["dropped", "cut off"])
+async def test_a_straggler_that_comes_to_nothing_holds_no_step(
+    end: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    book = Book()
+    await book.admit("slow", "a", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    await book.admit("a")
+    book.settle(3, 4)
+    async with trio.open_nursery() as nursery:
+
+        async def collect() -> None:
+            with trio.fail_after(60.0):
+                batch = await book.ledger.collect()
+            assert [group.group_id for group in batch.groups] == [3, 4]
+            assert batch.straggler_wait_s == {"slow": 7.0}
+
+        nursery.start_soon(collect)
+        await trio.sleep(7.0)
+        if end == "dropped":
+            book.settle(0, end=EpisodeEnd.ENV_ERROR)
+        else:
+            book.ledger.abandon(0)
+
+
 async def test_waiting_for_enough_groups_is_not_a_straggler_wait(autojump_clock: trio.testing.MockClock) -> None:
     book = Book()
     await book.admit("a", "a")
@@ -235,6 +261,67 @@ async def test_a_group_that_waits_for_places_grows_no_staler(autojump_clock: tri
     book.settle(3)
     batch = await book.ledger.collect()
     assert (batch.groups[0].group_id, batch.ages[0]) == (3, 1)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_an_admission_that_a_step_has_shut_out_goes_on_after_it(
+    version: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing but the version changes then, or nothing but that the step is over."""
+    book = Book(max_groups_per_batch=2, task_max_staleness={"urgent": 0})
+    await book.admit("urgent", "urgent")
+    book.settle(0, 1)
+    await book.ledger.collect()
+    admitted = trio.Event()
+
+    async def admit() -> None:
+        await book.admit("urgent")
+        admitted.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admit)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not admitted.is_set()
+        book.ledger.finish_step(version)
+        with trio.fail_after(1.0):
+            await admitted.wait()
+
+
+async def test_a_group_costs_as_much_in_a_run_of_a_thousand(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many due dates are looked at for each group, where all others end one by one while a straggler is awaited."""
+    num_looks = 0
+    due = Ledger._due
+
+    def counted(self: Ledger, entry: object) -> int:
+        nonlocal num_looks
+        num_looks += 1
+        return due(self, entry)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ledger, "_due", counted)
+
+    async def looks_per_group(size: int) -> float:
+        nonlocal num_looks
+        num_looks = 0
+        book = Book(min_groups_per_batch=size, max_groups_per_batch=size, max_staleness=2)
+        await book.admit(*"a" * 3 * size)
+        for step in range(2):
+            book.settle(*range(1 + step * size, 1 + (step + 1) * size))
+            await book.ledger.collect()
+            book.ledger.finish_step(step + 1)
+            await book.admit(*"a" * size)
+        assert await book.blocks(book.ledger.collect)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(book.ledger.collect)
+            for group_id in (*range(1 + 2 * size, 5 * size), 0):
+                assert not book.ledger.statistics().num_consumed > 2 * size
+                book.settle(group_id)
+                await trio.testing.wait_all_tasks_blocked()
+        assert book.ledger.statistics().num_consumed == 3 * size
+        return num_looks / len(book.admitted)
+
+    assert await looks_per_group(300) < 3 * await looks_per_group(10)
 
 
 async def test_a_step_that_was_not_finite_keeps_the_version(autojump_clock: trio.testing.MockClock) -> None:

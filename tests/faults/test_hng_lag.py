@@ -4,6 +4,7 @@ import time
 
 import trio
 
+from agentrl_jax.controller.collector import calm_collector
 from agentrl_jax.controller.config import RolloutConfig
 from agentrl_jax.controller.monitor import LoopMonitor, LoopStatistics
 from agentrl_jax.controller.ports import StepOutcome
@@ -36,7 +37,8 @@ class Watched(Simulation):
                 await self.run(num_steps)
                 nursery.cancel_scope.cancel()
 
-        trio.run(main, clock=ProcessorClock())
+        with calm_collector():  # as training has it; by default it looks at whatever the other tests have left
+            trio.run(main, clock=ProcessorClock())
         return monitor.statistics()
 
 
