@@ -55,6 +55,13 @@ def _line(axes: Axes, values: Mapping[float, float], label: str, style: str = "o
         axes.plot(list(values), list(values.values()), style, label=label, **options)
 
 
+def _ticks(axes: Axes, values: Mapping[float, float]) -> None:
+    """Name the sizes that were measured, instead of powers of ten."""
+    sizes = [int(number) for number in values]
+    axes.set_xticks(sizes, list(map(str, sizes)), minor=False)
+    axes.set_xticks([], minor=True)
+
+
 def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
     for metric, label, style in (
         ("bound_tokens_per_s", "no scheduler beats", "kv:"),
@@ -64,9 +71,7 @@ def _async_vs_sync(left: Axes, right: Axes, kept: Kept) -> None:
     ):
         _line(left, numbered(kept, r"gpus=(\d+) best", metric), label, style)
     left.set(xlabel="GPUs", ylabel="tokens/s", title="14B on WebShop, simulated", xscale="log", yscale="log")
-    gpus = [int(number) for number in numbered(kept, r"gpus=(\d+) best", "tokens_per_s")]
-    left.set_xticks(gpus, list(map(str, gpus)), minor=False)
-    left.set_xticks([], minor=True)
+    _ticks(left, numbered(kept, r"gpus=(\d+) best", "tokens_per_s"))
     case, by = r"sigma=([\d.]+) gpus=\d+ max_staleness=\d+(?: in_place)?", "sigma of latencies and turns"
     if not numbered(kept, case, "over_colocated"):
         case, by = r"gpus=16 max_staleness=(\d+)", "max_staleness, 16 GPUs"
@@ -84,11 +89,13 @@ def _scale(left: Axes, right: Axes, kept: Kept) -> None:
     for metric, label, style in (
         ("fraction_of_bound", "share of the bound", "o-"),
         ("learner_busy_frac", "learner busy", "s-"),
-        ("engine_busy_frac", "engines busy", "^-"),
+        ("straggler_wait_frac", "waiting for stragglers", "^-"),
         ("controller_core_frac", "one core by the controller", "x--"),
     ):
         _line(right, numbered(kept, case, metric), label, style)
     right.set(xlabel="GPUs", xscale="log", ylim=(0, None), title="what it bends on")
+    for axes in (left, right):
+        _ticks(axes, numbered(kept, case, "tokens_per_s"))
 
 
 def _learning(left: Axes, right: Axes, kept: Kept) -> None:

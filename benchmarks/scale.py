@@ -13,10 +13,12 @@ What bends a curve is whatever is not divided among more GPUs:
 
 fixed_frac           of a step: gradient reduction, optimiser and the publish, which take as long on any number of GPUs
 prefill_over_new     prompt tokens that were computed, over those that had to be: how much the caches lost
-straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster
+straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster. The larger a batch, the more often one
+                     of its groups takes longer than max_staleness steps (slowest_group_s, step_s), and all wait
 controller_core_frac CPU-seconds of this process in a second of the simulated run: where it reaches 1, one core can no
                      longer keep up. The simulated engines' own work is part of it, so that this is an upper bound
-live_episodes        under way at the ends of steps; cpu_ms_per_turn grows with them only if something scans them
+most_episodes        under way at once, when a run begins; live_episodes: at the ends of steps. cpu_ms_per_turn grows
+                     with them if something scans them, and with what no longer fits into the processor's caches
 
 A good answer: fraction_of_bound >= 0.90 at every size of growing batches; controller_core_frac < 1; cpu_ms_per_turn the
 same at all sizes.
@@ -104,6 +106,9 @@ def figures(case: str, model: ServiceModel, outcome: Outcome, cpu_s: float) -> I
         "fixed_frac": ("", fixed_s / outcome.step_s),
         "prefill_over_new": ("", outcome.prefill_over_new),
         "straggler_wait_frac": ("", outcome.straggler_wait_frac),
+        "slowest_group_s": ("s", outcome.slowest_group_s),
+        "step_s": ("s", outcome.step_s),
+        "most_episodes": ("", float(outcome.most_open)),
         "live_episodes": ("", outcome.num_open),
         "controller_core_frac": ("", cpu_s / outcome.total_s),
         "cpu_ms_per_turn": ("ms", 1e3 * cpu_s / outcome.num_turns),

@@ -84,7 +84,8 @@ class Outcome:
     seconds: virtual; total_s, num_turns: of the whole run, turns that no batch got included. Busy shares: of the
     learner's GPUs (publishes included), and of the engines. prefill_over_new: prompt tokens that were computed for the
     measured batches, over those that had to be; what a cache has lost is computed again. num_live, num_open: groups and
-    episodes under way, mean over the ends of steps. straggler_wait_frac: of the time. group_s: mean time of a group.
+    episodes under way, mean over the ends of steps; most_open: episodes, at any time of the whole run.
+    straggler_wait_frac: of the time. group_s, slowest_group_s: time of a group, the mean and the longest.
     """
 
     case: Case
@@ -97,10 +98,12 @@ class Outcome:
     prefill_over_new: float
     num_live: float
     num_open: float
+    most_open: int
     straggler_wait_frac: float
     age_max: int
     lag_max: int
     group_s: float
+    slowest_group_s: float
 
     @property
     def tokens_per_s(self) -> float:

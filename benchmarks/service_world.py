@@ -61,6 +61,7 @@ class _Step:
     age_max: int
     lag_max: int
     group_s: float
+    slowest_group_s: float
 
 
 def _oldest_version(group: Group) -> int:
@@ -102,6 +103,7 @@ class _Session(WithoutQueue):
 
     async def start(self) -> tuple[Message, ...]:
         self._sessions.num_open += 1
+        self._sessions.most_open = max(self._sessions.most_open, self._sessions.num_open)
         await self._take_time()
         return (Message(role="user", content=str(self._model.episode.prompt_tokens)),)
 
@@ -124,7 +126,10 @@ class _Session(WithoutQueue):
 
 
 class _Sessions:
-    """Implements `controller.sessions.SessionFactory`. num_open: episodes that have begun and not ended."""
+    """Implements `controller.sessions.SessionFactory`.
+
+    num_open: episodes that have begun and not ended, now; most_open: at any time.
+    """
 
     def __init__(self, model: ServiceModel, tail: Tail) -> None:
         self.model = model
@@ -134,7 +139,7 @@ class _Sessions:
             least_s=min(model.episode.least_latency_s, tail.latency_median_s),
             most_s=model.episode.most_latency_s,
         )
-        self.num_open = 0
+        self.num_open = self.most_open = 0
         self._instances: Counter[int] = Counter()
 
     def __call__(self, task: Task) -> _Session:
@@ -175,6 +180,7 @@ class World:
     async def on_step(self, record: StepRecord) -> None:
         """Implements `controller.ports.OnStep`. Groups are counted and forgotten: they are large."""
         await trio.lowlevel.checkpoint()
+        groups_s = [max(trajectory.wall_s for trajectory in group.trajectories) for group in record.groups]
         self.steps.append(
             _Step(
                 ended_s=trio.current_time(),
@@ -187,7 +193,8 @@ class World:
                 straggler_wait_s=sum(record.timings.straggler_wait_s.values()),
                 age_max=max(record.ages),
                 lag_max=record.version - min(map(_oldest_version, record.groups)),
-                group_s=fmean(max(t.wall_s for t in group.trajectories) for group in record.groups),
+                group_s=fmean(groups_s),
+                slowest_group_s=max(groups_s),
             )
         )
 
@@ -264,10 +271,12 @@ class World:
             num_turns=sum(engine.num_turns for engine in self.engines),
             num_live=fmean(step.num_live for step in measured),
             num_open=fmean(step.num_open for step in measured),
+            most_open=self.sessions.most_open,
             straggler_wait_frac=sum(step.straggler_wait_s for step in measured) / seconds,
             age_max=max(step.age_max for step in self.steps),
             lag_max=max(step.lag_max for step in self.steps),
             group_s=fmean(step.group_s for step in measured),
+            slowest_group_s=max(step.slowest_group_s for step in measured),
         )
 
 

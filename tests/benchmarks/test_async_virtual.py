@@ -9,6 +9,7 @@ import pytest
 from agentrl_jax.errors import ConfigError
 from benchmarks import async_virtual, service_calibration
 from benchmarks.async_virtual import (
+    SET_UP,
     Repeat,
     Size,
     Way,
@@ -150,10 +151,12 @@ def outcome(tokens_per_s: float, max_staleness: int, **more: float) -> Outcome:
         prefill_over_new=1.0,
         num_live=1.0,
         num_open=8.0,
+        most_open=8,
         straggler_wait_frac=0.0,
         age_max=0,
         lag_max=0,
         group_s=1.0,
+        slowest_group_s=1.0,
     )
     return replace(found, **more)  # type: ignore[arg-type]
 
@@ -238,4 +241,7 @@ def test_scale_says_what_it_bends_on(capsys: pytest.CaptureFixture[str]) -> None
     found = {(line["case"], line["metric"]): line["value"] for line in figures}
     assert found["gpus=64", "tokens_per_s"] > 3 * found["gpus=16", "tokens_per_s"]
     assert found["gpus=128 fixed-batch", "fixed_frac"] > found["gpus=64", "fixed_frac"]
+    assert found["gpus=128 fixed-batch", "straggler_wait_frac"] > found["gpus=64", "straggler_wait_frac"]
+    places = found["gpus=64", "engine_gpus"] * MODEL.sessions_per_engine * SET_UP.crowding
+    assert places - MODEL.batch.group_size < found["gpus=64", "most_episodes"] <= places
     assert all(0 < found[case, "fraction_of_bound"] <= 1 for case, metric in found if metric == "fraction_of_bound")
