@@ -79,11 +79,31 @@ ROWS: tuple[Row, ...] = (
         flags="--mode=real",
     ),
     Row(
-        what="share of that bound at 1,024 simulated GPUs",
+        what="share of the bound at 128 simulated GPUs",
+        benchmark="scale",
+        case="gpus=128",
+        metric="fraction_of_bound",
+        scale="percent",
+    ),
+    Row(
+        what="the same at 512",
+        benchmark="scale",
+        case="gpus=512",
+        metric="fraction_of_bound",
+        scale="percent",
+    ),
+    Row(
+        what="the same at 1,024",
         benchmark="scale",
         case="gpus=1024",
         metric="fraction_of_bound",
         scale="percent",
+    ),
+    Row(
+        what="cores that the controller and the simulated engines need for 1,024 GPUs",
+        benchmark="scale",
+        case="gpus=1024",
+        metric="controller_core_frac",
     ),
     Row(
         what="controller: CPU of a turn with 10,000 live episodes, ms",

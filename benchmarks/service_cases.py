@@ -13,7 +13,8 @@ class Case:
 
     num_steps: that count, after num_warm_up_steps that do not. num_groups: of a batch; None: the model's for the GPUs.
     crowding: episodes that have a place, over those of mean length that the engines' caches hold; with many more, they
-    take each other's prefixes out of the caches. keeps_caches: see `ServiceEngine`.
+    take each other's prefixes out of the caches. keeps_caches: see `ServiceEngine`. warm_up: `num_warm_up_steps`, where
+    these are not as many as is usual.
     """
 
     num_engines: int
@@ -24,6 +25,7 @@ class Case:
     num_groups: int | None = None
     crowding: float = 2.0
     keeps_caches: bool = False
+    warm_up: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -38,6 +40,8 @@ class Case:
     def num_warm_up_steps(self) -> int:
         """All that was admitted at once at the start is consumed after half of them; the stragglers that this crowd has
         left in the caches' way are in batches for as long again."""
+        if self.warm_up is not None:
+            return self.warm_up
         return 2 * (self.max_staleness + 1) if self.max_staleness else 0
 
 

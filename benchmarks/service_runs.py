@@ -1,20 +1,29 @@
 """Several simulated runs at a time. Their order and their number change nothing: a case decides its outcome."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import repeat
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from benchmarks.service_cases import Case, Outcome
 from benchmarks.service_model import ServiceModel, Tail
 from benchmarks.service_world import simulate
 
 
-def workers(num_cases: int) -> ProcessPoolExecutor:
-    """As many processes as there are cores for them."""
+@contextmanager
+def workers(num_cases: int) -> Iterator[ProcessPoolExecutor]:
+    """As many processes as there are cores for them. Whoever leaves by an exception does not wait for their work."""
     num_cores = min(num_cases, len(os.sched_getaffinity(0)))
-    return ProcessPoolExecutor(num_cores, mp_context=get_context("spawn"))
+    others = set(active_children())
+    with ProcessPoolExecutor(num_cores, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in set(active_children()) - others:
+                process.terminate()
+            raise
 
 
 def simulate_all(cases: Sequence[Case], model: ServiceModel, tail: Tail) -> list[Outcome]:
