@@ -14,7 +14,8 @@ What bends a curve is whatever is not divided among more GPUs:
 fixed_frac           of a step: gradient reduction, optimiser and the publish, which take as long on any number of GPUs
 prefill_over_new     prompt tokens that were computed, over those that had to be: how much the caches lost
 straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster. The larger a batch, the more often one
-                     of its groups takes longer than max_staleness steps (slowest_group_s, step_s), and all wait
+                     of its groups takes longer than max_staleness steps, and all wait (slowest_group_s of all steps
+                     that were measured, step_s)
 controller_core_frac CPU-seconds of this process in a second of the simulated run: where it reaches 1, one core can no
                      longer keep up. The simulated engines' own work is part of it, so that this is an upper bound
 most_episodes        under way at once, when a run begins; live_episodes: at the ends of steps. cpu_ms_per_turn grows

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import repeat
 from multiprocessing import active_children, get_context
 
 from benchmarks.service_cases import Case, Outcome
@@ -31,4 +30,5 @@ def simulate_all(cases: Sequence[Case], model: ServiceModel, tail: Tail) -> list
     if min(len(cases), len(os.sched_getaffinity(0))) < 2:
         return [simulate(case, model, tail) for case in cases]
     with workers(len(cases)) as pool:
-        return list(pool.map(simulate, cases, repeat(model), repeat(tail)))
+        begun = [pool.submit(simulate, case, model, tail) for case in cases]
+        return [outcome.result() for outcome in begun]

@@ -145,7 +145,10 @@ class Ledger:
                 await self._changed.wait()
 
     def _pressure(self) -> tuple[int, int, bool]:
-        """What admissions wait for, as only one task admits: it does not change with each group that completes."""
+        """What admissions wait for, as only one task admits: it does not change with each group that completes.
+
+        The version besides, as a step may begin at once after another.
+        """
         return self._num_open, self._version, self._is_stepping
 
     @property
@@ -257,13 +260,13 @@ class Ledger:
                 return self._take(batch, waits)
             begun, awaited = trio.current_time(), self._awaited(left_late)
             await self._changed.wait()
-            while awaited and all(entry.state is _State.LIVE for entry in awaited):
+            while awaited and len(self._awaited(awaited)) == len(awaited):
                 await self._changed.wait()  # thousands end meanwhile, in a large run; to plan anew takes long
             for env in {entry.admitted.task.env for entry in awaited or left_late}:
                 waits[env] = waits.get(env, 0.0) + trio.current_time() - begun
 
     def _awaited(self, left_late: Sequence[_Entry]) -> list[_Entry]:
-        """Those of them without any of which there is no step. Of the others some may be left once more have ended."""
+        """Those of them for each of which there is no step. Of the others some may be left once more have ended."""
         return [e for e in left_late if e.state is _State.LIVE and self._due(e) <= self._version]
 
     def _plan(self) -> tuple[list[_Entry], list[_Entry]]:

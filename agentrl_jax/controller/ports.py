@@ -42,7 +42,8 @@ Publish = Callable[[int], Awaitable[None]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimings:
     """Seconds of one step. straggler_wait_s (by env) is part of collect_s: time in which the batch was large enough
-    but a group of that env had to be waited for; several envs may be waited for at once."""
+    but a group of that env had to be waited for: one that is due now, or, where none is, one of more than later steps
+    have room for. Several envs may be waited for at once."""
 
     collect_s: float
     learn_s: float

@@ -56,7 +56,7 @@ class NoOutages:
 
 
 class Occupancy:
-    """How many sessions each engine has. A change, and who has the fewest, take as long with a thousand engines."""
+    """How many sessions each engine has. A change, and the least number, take as long with a thousand engines."""
 
     def __init__(self, num_engines: int) -> None:
         self.counts = [0] * num_engines

@@ -267,7 +267,7 @@ async def test_a_group_that_waits_for_places_grows_no_staler(autojump_clock: tri
 async def test_an_admission_that_a_step_has_shut_out_goes_on_after_it(
     version: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Nothing but the version changes then, or nothing but that the step is over."""
+    """No other group begins or ends then; after a step that was not finite, the version is the same too."""
     book = Book(max_groups_per_batch=2, task_max_staleness={"urgent": 0})
     await book.admit("urgent", "urgent")
     book.settle(0, 1)
@@ -287,23 +287,62 @@ async def test_an_admission_that_a_step_has_shut_out_goes_on_after_it(
             await admitted.wait()
 
 
-async def test_a_group_costs_as_much_in_a_run_of_a_thousand(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """How many due dates are looked at for each group, where all others end one by one while a straggler is awaited."""
-    num_looks = 0
-    due = Ledger._due
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Whose due dates ledgers have looked at."""
+    found, due = [], Ledger._due
 
-    def counted(self: Ledger, entry: object) -> int:
-        nonlocal num_looks
-        num_looks += 1
+    def noted(self: Ledger, entry: object) -> int:
+        found.append(entry)
         return due(self, entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Ledger, "_due", counted)
+    monkeypatch.setattr(Ledger, "_due", noted)
+    return found
+
+
+async def test_groups_that_end_while_an_admission_waits_cost_it_nothing(
+    autojump_clock: trio.testing.MockClock, looks: list[object]
+) -> None:
+    sizes = {"min_groups_per_batch": 10, "max_groups_per_batch": 10}
+    book = Book(max_staleness=4, task_max_staleness={"urgent": 0}, **sizes)
+    await book.admit(*["urgent"] * 10, *"a" * 20)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.ledger.admissible, "urgent")
+        await trio.testing.wait_all_tasks_blocked()
+        looks.clear()
+        for group_id in range(30):
+            book.settle(group_id)
+            await trio.testing.wait_all_tasks_blocked()
+        assert looks == []
+        await book.step()
+
+
+async def test_a_straggler_that_starts_later_after_all_is_not_awaited(autojump_clock: trio.testing.MockClock) -> None:
+    book = Book()
+    await book.admit("slow", "a", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    await book.admit("a", "a")
+    async with trio.open_nursery() as nursery:
+
+        async def collect() -> None:
+            with trio.fail_after(60.0):
+                assert [group.group_id for group in (await book.ledger.collect()).groups] == [3, 4, 5]
+
+        book.settle(3, 4)
+        nursery.start_soon(collect)
+        await trio.testing.wait_all_tasks_blocked()
+        book.admitted[0].is_waiting = True
+        book.settle(5)
+
+
+async def test_a_group_costs_as_much_in_a_run_of_a_thousand(
+    autojump_clock: trio.testing.MockClock, looks: list[object]
+) -> None:
+    """How many due dates are looked at for each group, where all others end one by one while a straggler is awaited."""
 
     async def looks_per_group(size: int) -> float:
-        nonlocal num_looks
-        num_looks = 0
+        looks.clear()
         book = Book(min_groups_per_batch=size, max_groups_per_batch=size, max_staleness=2)
         await book.admit(*"a" * 3 * size)
         for step in range(2):
@@ -319,7 +358,7 @@ async def test_a_group_costs_as_much_in_a_run_of_a_thousand(
                 book.settle(group_id)
                 await trio.testing.wait_all_tasks_blocked()
         assert book.ledger.statistics().num_consumed == 3 * size
-        return num_looks / len(book.admitted)
+        return len(looks) / len(book.admitted)
 
     assert await looks_per_group(300) < 3 * await looks_per_group(10)
 

@@ -96,15 +96,18 @@ async def test_an_engine_that_misses_a_publish_serves_no_turn_until_it_has_caugh
     tmp_path: Path, autojump_clock: MockClock, path: str
 ) -> None:
     async with open_world(tmp_path, current=2) as world:
+        assert not world.fleet.is_any_out
         bad = world.hosts["current-0"]
         bad.fault = failing(path)
         assert (await world.publish(2))["current-1"] == 2
         assert not world.fleet.is_serving("current-0")
+        assert world.fleet.is_any_out
         turns = [await world.turn(group) for group in range(20)]
         assert {(t.engine, t.version_spans[0].version) for t in turns} == {("current-1", 2)}
         await world.publish(3)
         bad.fault = None
         await world.fleet.until_any(["current-0"])
+        assert not world.fleet.is_any_out
         turns = [await world.turn(group) for group in range(20)]
         assert {(t.engine, t.version_spans[0].version) for t in turns} == {("current-0", 3), ("current-1", 3)}
         assert "WARNING: current-0 is out" in world.said[-2]

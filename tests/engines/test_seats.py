@@ -59,6 +59,14 @@ def test_seats_are_the_same_whether_or_not_each_engine_is_asked(count: int, rand
     assert quick.num_moves == thorough.num_moves
 
 
+def test_a_home_that_was_forgotten_is_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembers, forgets = make_seats(3, NoOutages()), make_seats(3, NoOutages())
+    groups = [*range(30), *range(30)]
+    expected = [remembers.sit((group, 0)) for group in groups]
+    monkeypatch.setattr(seats, "_NUM_BLOCKS", 2)
+    assert [forgets.sit((group, 0)) for group in groups] == expected
+
+
 def test_nobody_sits_at_an_engine_that_is_out() -> None:
     outages = Watched({"0", "2"}, is_any_out=True)
     places = make_seats(4, outages)
