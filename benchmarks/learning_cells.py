@@ -22,8 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
 from agentrl_jax.runlog import read_records, to_json, write_atomically
+from agentrl_jax.saved_config import read_config
 from benchmarks.async_real_run import ONE_THREAD
 
 ARMS: Mapping[str, tuple[str, ...]] = {
@@ -112,7 +114,7 @@ class Cells:
         )
         if not is_over(run_dir):
             raise RuntimeError(f"{run_dir} was stopped before its end; the same command goes on")
-        results = self._evaluate(run_dir / "evaluation", [run_dir], self.settings.samples)
+        results = self._evaluate(run_dir / "evaluation", [run_dir], policy, self.settings.samples)
         self._finish(
             name,
             begun,
@@ -134,13 +136,14 @@ class Cells:
         return run_dir
 
     def mixtures(self, first: str, second: str) -> None:
-        """Evaluate two finished cells' policies alone, by turns and by episodes."""
+        """Evaluate the policies of two finished cells of one seed, alone, by turns and by episodes."""
         if "mixtures" in self.finished:
             return
         begun = time.monotonic()
         runs = [self.folder / first, self.folder / second]
         names = ("--name", first, second, "--mix", "single", "turn", "episode")
-        results = self._evaluate(self.folder / "mixtures", runs, self.settings.mixture_samples, *names)
+        policy = self.policy(int(first.rpartition("-")[2]))
+        results = self._evaluate(self.folder / "mixtures", runs, policy, self.settings.mixture_samples, *names)
         curves = [{name: found[name] for name in ("mixture", "env", "pass_at_k")} for found in results["scores"]]
         self._finish("mixtures", begun, curves=curves)
 
@@ -156,10 +159,13 @@ class Cells:
         if self.stopping.is_set():  # training that is asked to stop saves, and ends well
             raise RuntimeError("stopped; the same command goes on")
 
-    def _evaluate(self, out: Path, runs: Sequence[Path], samples: int, *flags: str) -> dict[str, Any]:
+    def _evaluate(self, out: Path, runs: Sequence[Path], policy: Path, samples: int, *flags: str) -> dict[str, Any]:
+        """On all tasks, in a context that is long enough for them: a specialist's own is that of its task alone."""
         models = [f"--model={run}" for run in runs]
         tasks = [f"--tasks={','.join(self.settings.tasks)}", f"--num-tasks={self.settings.num_tasks}"]
-        self._launch(["launch.evaluate", *models, *flags, *tasks, f"--samples={samples}", "--seed=0", f"--out={out}"])
+        context = read_config(TrainConfig, policy).max_context_tokens
+        settings = [f"--max-context-tokens={context}", f"--samples={samples}", "--seed=0", f"--out={out}"]
+        self._launch(["launch.evaluate", *models, *flags, *tasks, *settings])
         results: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
         return results
 

@@ -187,6 +187,8 @@ class _Start:
 def parse_evaluation(arguments: Sequence[str] | None, *, program: str) -> EvaluateConfig:
     """Parse the settings; where the first --model is a run's, its tasks and bounds are the defaults.
 
+    Of several runs, the longest context is: none of them is cut off where it was trained to go on.
+
     Raises ConfigError for a run that cannot be read. Prints a message and exits with code 2 for flags that are wrong.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -196,7 +198,10 @@ def parse_evaluation(arguments: Sequence[str] | None, *, program: str) -> Evalua
     run_dir = _run_of(start.model[0]) if start.model else None
     if run_dir is None:
         return parse(EvaluateConfig, given, program=program)
+    runs = [run for run in map(_run_of, start.model) if run is not None]
+    contexts = [read_config(TrainConfig, run, flag="--model ").max_context_tokens for run in runs]
     default = _defaults_of(read_config(TrainConfig, run_dir, flag="--model "), start.model)
+    default = replace(default, max_context_tokens=max(filter(None, contexts)))
     config = tyro.cli(EvaluateConfig, args=given, prog=f"python -m {program}", default=default)
     return replace(config, model=start.model)  # without the default's in front of them
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from agentrl_jax.config import TrainConfig
 from agentrl_jax.errors import ConfigError
+from agentrl_jax.saved_config import config_to_json
 from benchmarks.figures import Figure
 from benchmarks.learning import at_once, main, run_all
 from benchmarks.learning_cells import Cells, Settings
@@ -32,7 +34,8 @@ class FakeLaunch:
         if arguments[0] == "launch.train":
             run_dir = Path(flags.get("run-dir") or flags["resume"])
             run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.json").write_text("{}")
+            config = TrainConfig(max_context_tokens=160 if "specialist" in run_dir.name else 352)
+            (run_dir / "config.json").write_text(json.dumps(config_to_json(config)))
             if run_dir.name == self.fails_at:
                 raise RuntimeError("killed")
             lines = [
@@ -94,6 +97,7 @@ def test_every_arm_starts_from_the_policy_of_its_seed_with_its_own_flags(tmp_pat
     evaluated = [call for call in run.calls if call[0] == "launch.evaluate"]
     assert len(evaluated) == 4  # three arms and the mixtures
     assert all("--tasks=kg,alfworld" in call for call in evaluated)  # a specialist on what it was not trained on, too
+    assert all("--max-context-tokens=352" in call for call in evaluated)  # as long as that takes
     assert evaluated[-1][3:9] == ["--name", "full-0", "policy-0", "--mix", "single", "turn"]
 
 
