@@ -170,6 +170,7 @@ class Cells:
         return results
 
     def _finish(self, name: str, begun: float, **found: Any) -> None:
+        # Of this sitting: a cell that was cut short began in an earlier one, so that no figure is made of it.
         record = {"cell": name, "seconds": round(time.monotonic() - begun, 1), **found}
         with self._writing, self._path.open("a", encoding="ascii") as file:
             file.write(to_json(record) + "\n")

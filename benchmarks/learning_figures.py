@@ -54,8 +54,6 @@ def _success(arms: Sequence[Cell]) -> Iterator[Figure]:
             mean, of_seeds = difference_of_means(rates, [0.0] * len(rates))
             low, high = _hull(of_seeds, proportion_interval(*_pooled(by_seed.values(), env)))
             yield from _interval(f"{arm} {env}", "success", mean, max(low, 0.0), high)
-        seconds = [cell["seconds"] for cell in by_seed.values()]
-        yield _figure(f"{arm}", "seconds", seconds, "s")
 
 
 def _gains(arms: Sequence[Cell]) -> Iterator[Figure]:
