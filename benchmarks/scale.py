@@ -19,7 +19,7 @@ straggler_wait_frac  of a step: the slowest episodes, which no GPU makes faster.
 controller_core_frac CPU-seconds of this process in a second of the simulated run: where it reaches 1, one core can no
                      longer keep up. The simulated engines' own work is part of it, so that this is an upper bound
 most_episodes        under way at once, when a run begins; live_episodes: at the ends of steps. cpu_ms_per_turn grows
-                     with them if something scans them, and with what no longer fits into the processor's caches
+                     with them if something scans them, and a little with the memory that they take
 
 A good answer: fraction_of_bound >= 0.90 at every size of growing batches; controller_core_frac < 1; cpu_ms_per_turn the
 same at all sizes.

@@ -195,13 +195,10 @@ def parse_evaluation(arguments: Sequence[str] | None, *, program: str) -> Evalua
     if {"-h", "--help"} & set(given):
         return parse(EvaluateConfig, given, program=program)
     start, _ = tyro.cli(_Start, args=given, return_unknown_args=True, add_help=False)
-    run_dir = _run_of(start.model[0]) if start.model else None
-    if run_dir is None:
+    if not start.model or _run_of(start.model[0]) is None:
         return parse(EvaluateConfig, given, program=program)
     runs = [run for run in map(_run_of, start.model) if run is not None]
-    contexts = [read_config(TrainConfig, run, flag="--model ").max_context_tokens for run in runs]
-    default = _defaults_of(read_config(TrainConfig, run_dir, flag="--model "), start.model)
-    default = replace(default, max_context_tokens=max(filter(None, contexts)))
+    default = _defaults_of([read_config(TrainConfig, run, flag="--model ") for run in runs], start.model)
     config = tyro.cli(EvaluateConfig, args=given, prog=f"python -m {program}", default=default)
     return replace(config, model=start.model)  # without the default's in front of them
 
@@ -210,8 +207,8 @@ def _run_of(model: Path) -> Path | None:
     return model if is_run(model) else checkpoint_run(model)
 
 
-def _defaults_of(run: TrainConfig, models: tuple[Path, ...]) -> EvaluateConfig:
-    assert run.max_context_tokens is not None
+def _defaults_of(runs: Sequence[TrainConfig], models: tuple[Path, ...]) -> EvaluateConfig:
+    run = runs[0]
     return EvaluateConfig(
         model=models,
         tasks=run.tasks,
@@ -223,7 +220,7 @@ def _defaults_of(run: TrainConfig, models: tuple[Path, ...]) -> EvaluateConfig:
         seed=run.seed,
         temperature=run.temperature,
         max_turns=run.max_turns,
-        max_context_tokens=run.max_context_tokens,
+        max_context_tokens=max(run.max_context_tokens for run in runs if run.max_context_tokens is not None),
         session_kind=run.session_kind,
         episode=run.episode,
         local=replace(run.engine, cache_tokens=LocalEngineConfig().cache_tokens),

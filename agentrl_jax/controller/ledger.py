@@ -266,7 +266,7 @@ class Ledger:
                 waits[env] = waits.get(env, 0.0) + trio.current_time() - begun
 
     def _awaited(self, left_late: Sequence[_Entry]) -> list[_Entry]:
-        """Those of them for each of which there is no step. Of the others some may be left once more have ended."""
+        """Those without which there is no step, whatever else ends; of the others some may be left once more have."""
         return [e for e in left_late if e.state is _State.LIVE and self._due(e) <= self._version]
 
     def _plan(self) -> tuple[list[_Entry], list[_Entry]]:

@@ -8,6 +8,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import trio
@@ -22,8 +23,8 @@ from agentrl_jax.types import Completion, Ids, Pool, SamplingParams
 _SPARE_SESSIONS = 4
 _SPARE_DIVISOR = 4
 
-_NUM_BLOCKS = 64
-"""Whose order is remembered: more than groups under way fill, where engines are so many that making one takes long."""
+_NUM_ORDERS = 64
+"""Remembered: those of more blocks than groups under way fill, where engines are so many that an order takes long."""
 
 
 class Outages(Protocol):
@@ -91,7 +92,6 @@ class Seats:
         self._names = tuple(engine.name for engine in self.engines)
         self._seats: dict[tuple[int, int], int] = {}
         self._occupancy = Occupancy(len(self.engines))
-        self._homes: dict[int, Sequence[int]] = {}  # engines in the order of a block's groups
 
     @property
     def num_sessions(self) -> Sequence[int]:
@@ -137,12 +137,7 @@ class Seats:
         own: even, and in step with no pattern of the tasks.
         """
         block, place = divmod(group_id, len(self.engines))
-        if block not in self._homes:
-            if len(self._homes) == _NUM_BLOCKS:
-                del self._homes[next(iter(self._homes))]
-            order = sorted(range(len(self.engines)), key=lambda i: derive_seed(self._run_seed, "home", block, i))
-            self._homes[block] = order
-        return self._homes[block][place]
+        return _order(self._run_seed, block, len(self.engines))[place]
 
     def _unless_full(self, index: int) -> int:
         if self._outages.is_any_out or not self.serves(index):
@@ -157,6 +152,12 @@ class Seats:
         if index in serving and _is_fine(counts[index], least):
             return index
         return next(i for i in serving if counts[i] == least)
+
+
+@lru_cache(maxsize=_NUM_ORDERS)
+def _order(run_seed: int, block: int, count: int) -> Sequence[int]:
+    """The engines that the groups of a block begin at, one each."""
+    return sorted(range(count), key=lambda index: derive_seed(run_seed, "home", block, index))
 
 
 def _is_fine(count: int, least: int) -> bool:

@@ -1,73 +1,21 @@
 """The ledger by hand: due dates, stragglers, ends, and what a step may leave behind."""
 
-from collections.abc import Callable
-
 import pytest
 import trio
 
-from agentrl_jax.controller.admission import Admission
-from agentrl_jax.controller.config import RolloutConfig
-from agentrl_jax.controller.group import AdmittedGroup
-from agentrl_jax.controller.ledger import CollectedBatch, EndedGroups, Ledger
+from agentrl_jax.controller.ledger import EndedGroups, Ledger
 from agentrl_jax.errors import ConfigError, NoProgressError
-from agentrl_jax.types import EpisodeEnd, Group, Task, Trajectory
+from agentrl_jax.types import EpisodeEnd
+from tests.controller.ledger_book import Book, ids_of, make_config
 
 
-def make_config(**changes: object) -> RolloutConfig:
-    options: dict[str, object] = {"group_size": 2, "min_groups_per_batch": 2, "max_staleness": 1}
-    return RolloutConfig(**(options | changes))  # type: ignore[arg-type]
-
-
-class Book:
-    """A ledger with its permits, and short ways to move groups through it."""
-
-    def __init__(self, **changes: object) -> None:
-        self.config = make_config(**changes)
-        self.admission = Admission(self.config.num_permits)
-        self.ledger = Ledger(self.config)
-        self.admitted: list[AdmittedGroup] = []
-
-    async def admit(self, *envs: str) -> None:
-        for env in envs:
-            permit = await self.admission.acquire()
-            await self.ledger.admissible(env)
-            task = Task(env=env, split="train", index=len(self.admitted), seed=0)
-            self.admitted.append(self.ledger.admit(task, permit))
-
-    def settle(self, *group_ids: int, end: EpisodeEnd = EpisodeEnd.COMPLETED) -> None:
-        for group_id in group_ids:
-            self.ledger.settle(ended_group(self.admitted[group_id], end))
-
-    async def step(self) -> list[int]:
-        batch = await self.ledger.collect()
-        self.ledger.finish_step(self.ledger.version + 1)
-        return [group.group_id for group in batch.groups]
-
-    async def blocks(self, call: Callable[[], object]) -> bool:
-        with trio.move_on_after(1.0) as scope:
-            await call()  # type: ignore[misc]
-        return scope.cancelled_caught
-
-
-def ended_group(admitted: AdmittedGroup, end: EpisodeEnd) -> Group:
-    def member(number: int) -> Trajectory:
-        return Trajectory(
-            task=admitted.task,
-            group_id=admitted.group_id,
-            member=number,
-            end=end,
-            reward=None if end.is_infrastructure else float(number),
-            env_reward=None,
-            segments=(),
-            error="broke" if end.is_infrastructure else "",
-        )
-
-    return Group(
-        group_id=admitted.group_id,
-        task=admitted.task,
-        start_version=admitted.start_version,
-        trajectories=(member(0), member(1)),
-    )
+async def with_straggler(**changes: object) -> Book:
+    """At version 1, where group 0 is the only one of version 0 and has age 1; group 3 is there besides."""
+    book = Book(**changes)
+    await book.admit("slow", "a", "a", "a")
+    book.settle(1, 2)
+    assert await book.step() == [1, 2]
+    return book
 
 
 async def test_a_batch_is_every_complete_group_oldest_first(autojump_clock: trio.testing.MockClock) -> None:
@@ -102,72 +50,57 @@ async def test_permits_come_back_after_the_publish_and_not_before(autojump_clock
 
 
 async def test_wait_holds_the_step_until_the_straggler_is_in_it(autojump_clock: trio.testing.MockClock) -> None:
-    book = Book()
-    await book.admit("slow", "a", "a", "a")
-    book.settle(1, 2)
-    assert await book.step() == [1, 2]
+    book = await with_straggler()
     await book.admit("a", "a")
     book.settle(3, 4, 5)
-    # Version 1: group 0 has age 1 = max_staleness, so that no step may start without it.
-    batch: list[CollectedBatch] = []
-
-    async def collect() -> None:
-        batch.append(await book.ledger.collect())
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collect)
+    # Group 0 has age 1 = max_staleness, so that no step may start without it.
+    async with book.collecting() as found:
         await trio.sleep(7.0)
-        assert len(batch) == 0
+        assert not found
         book.settle(0)
-    assert [group.group_id for group in batch[0].groups] == [0, 3, 4, 5]
-    assert batch[0].ages == (1, 1, 0, 0)
-    assert batch[0].straggler_wait_s == {"slow": 7.0}
+    assert ids_of(found[0]) == [0, 3, 4, 5]
+    assert found[0].ages == (1, 1, 0, 0)
+    assert found[0].straggler_wait_s == {"slow": 7.0}
 
 
 @pytest.mark.parametrize("end", ["dropped", "cut off"])
 async def test_a_straggler_that_comes_to_nothing_holds_no_step(
     end: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    book = Book()
-    await book.admit("slow", "a", "a", "a")
-    book.settle(1, 2)
-    assert await book.step() == [1, 2]
+    book = await with_straggler()
     await book.admit("a")
     book.settle(3, 4)
-    async with trio.open_nursery() as nursery:
-
-        async def collect() -> None:
-            with trio.fail_after(60.0):
-                batch = await book.ledger.collect()
-            assert [group.group_id for group in batch.groups] == [3, 4]
-            assert batch.straggler_wait_s == {"slow": 7.0}
-
-        nursery.start_soon(collect)
+    async with book.collecting() as found:
         await trio.sleep(7.0)
         if end == "dropped":
             book.settle(0, end=EpisodeEnd.ENV_ERROR)
         else:
             book.ledger.abandon(0)
+    assert ids_of(found[0]) == [3, 4]
+    assert found[0].straggler_wait_s == {"slow": 7.0}
+
+
+async def test_a_straggler_that_starts_later_after_all_is_not_awaited(autojump_clock: trio.testing.MockClock) -> None:
+    book = await with_straggler()
+    await book.admit("a", "a")
+    book.settle(3, 4)
+    async with book.collecting() as found:
+        book.admitted[0].is_waiting = True
+        book.settle(5)
+    assert ids_of(found[0]) == [3, 4, 5]
 
 
 async def test_waiting_for_enough_groups_is_not_a_straggler_wait(autojump_clock: trio.testing.MockClock) -> None:
     book = Book()
     await book.admit("a", "a")
-    async with trio.open_nursery() as nursery:
-
-        async def collect() -> None:
-            assert (await book.ledger.collect()).straggler_wait_s == {}
-
-        nursery.start_soon(collect)
+    async with book.collecting() as found:
         await trio.sleep(7.0)
         book.settle(0, 1)
+    assert found[0].straggler_wait_s == {}
 
 
 async def test_cancel_steps_without_the_straggler(autojump_clock: trio.testing.MockClock) -> None:
-    book = Book(stragglers="cancel")
-    await book.admit("slow", "a", "a", "a")
-    book.settle(1, 2)
-    assert await book.step() == [1, 2]
+    book = await with_straggler(stragglers="cancel")
     tripped = [admitted.switch.is_tripped for admitted in book.admitted]
     assert tripped == [False] * 4  # group 0 has age 0: it may still be consumed from version 1
     await book.admit("a")
@@ -285,82 +218,6 @@ async def test_an_admission_that_a_step_has_shut_out_goes_on_after_it(
         book.ledger.finish_step(version)
         with trio.fail_after(1.0):
             await admitted.wait()
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Whose due dates ledgers have looked at."""
-    found, due = [], Ledger._due
-
-    def noted(self: Ledger, entry: object) -> int:
-        found.append(entry)
-        return due(self, entry)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Ledger, "_due", noted)
-    return found
-
-
-async def test_groups_that_end_while_an_admission_waits_cost_it_nothing(
-    autojump_clock: trio.testing.MockClock, looks: list[object]
-) -> None:
-    sizes = {"min_groups_per_batch": 10, "max_groups_per_batch": 10}
-    book = Book(max_staleness=4, task_max_staleness={"urgent": 0}, **sizes)
-    await book.admit(*["urgent"] * 10, *"a" * 20)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(book.ledger.admissible, "urgent")
-        await trio.testing.wait_all_tasks_blocked()
-        looks.clear()
-        for group_id in range(30):
-            book.settle(group_id)
-            await trio.testing.wait_all_tasks_blocked()
-        assert looks == []
-        await book.step()
-
-
-async def test_a_straggler_that_starts_later_after_all_is_not_awaited(autojump_clock: trio.testing.MockClock) -> None:
-    book = Book()
-    await book.admit("slow", "a", "a", "a")
-    book.settle(1, 2)
-    assert await book.step() == [1, 2]
-    await book.admit("a", "a")
-    async with trio.open_nursery() as nursery:
-
-        async def collect() -> None:
-            with trio.fail_after(60.0):
-                assert [group.group_id for group in (await book.ledger.collect()).groups] == [3, 4, 5]
-
-        book.settle(3, 4)
-        nursery.start_soon(collect)
-        await trio.testing.wait_all_tasks_blocked()
-        book.admitted[0].is_waiting = True
-        book.settle(5)
-
-
-async def test_a_group_costs_as_much_in_a_run_of_a_thousand(
-    autojump_clock: trio.testing.MockClock, looks: list[object]
-) -> None:
-    """How many due dates are looked at for each group, where all others end one by one while a straggler is awaited."""
-
-    async def looks_per_group(size: int) -> float:
-        looks.clear()
-        book = Book(min_groups_per_batch=size, max_groups_per_batch=size, max_staleness=2)
-        await book.admit(*"a" * 3 * size)
-        for step in range(2):
-            book.settle(*range(1 + step * size, 1 + (step + 1) * size))
-            await book.ledger.collect()
-            book.ledger.finish_step(step + 1)
-            await book.admit(*"a" * size)
-        assert await book.blocks(book.ledger.collect)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(book.ledger.collect)
-            for group_id in (*range(1 + 2 * size, 5 * size), 0):
-                assert not book.ledger.statistics().num_consumed > 2 * size
-                book.settle(group_id)
-                await trio.testing.wait_all_tasks_blocked()
-        assert book.ledger.statistics().num_consumed == 3 * size
-        return len(looks) / len(book.admitted)
-
-    assert await looks_per_group(300) < 3 * await looks_per_group(10)
 
 
 async def test_a_step_that_was_not_finite_keeps_the_version(autojump_clock: trio.testing.MockClock) -> None:
