@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl_jax.errors import ConfigError
 from benchmarks.async_virtual import SET_UP, fraction_of_bound, with_room
 from benchmarks.figures import Figure, json_lines, summarise, table
 from benchmarks.report_plots import draw
@@ -73,7 +74,11 @@ class Options:
     quick: bool = False
     """Three sizes, up to 128 GPUs"""
     plot: Path | None = None
-    """Also draw the curves into this file"""
+    """Also draw the curves into this file, a PNG"""
+
+    def __post_init__(self) -> None:
+        if self.plot is not None and (self.plot.suffix != ".png" or not self.plot.absolute().parent.is_dir()):
+            raise ConfigError(f"--plot must be a .png in a folder that exists, got {self.plot}")
 
 
 def case_of(model: ServiceModel, shape: Work, num_gpus: int, num_groups: int, num_steps: int) -> Case:
@@ -152,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{NAME}: {part[0].case} measured", file=sys.stderr, flush=True)
             if options.json:
                 print("\n".join(json_lines(part)), flush=True)
+    except KeyboardInterrupt:
+        print(f"{NAME}: stopped; only what had been measured is shown", file=sys.stderr)
+        return 130
     finally:
         if found and not options.json:
             print(table(found))

@@ -9,7 +9,6 @@ import pytest
 from agentrl_jax.errors import ConfigError
 from benchmarks import async_virtual, service_calibration
 from benchmarks.async_virtual import (
-    SET_UP,
     Repeat,
     Size,
     Way,
@@ -20,7 +19,6 @@ from benchmarks.async_virtual import (
     with_room,
 )
 from benchmarks.async_vs_sync import main
-from benchmarks.scale import main as scale
 from benchmarks.service_bound import bounds
 from benchmarks.service_cases import Case, Outcome, Work, colocated, work_of
 from benchmarks.service_model import Tail, load
@@ -232,16 +230,3 @@ def test_the_published_size_comes_close_to_its_bound(capsys: pytest.CaptureFixtu
     assert found["gpus=16 best", "fraction_of_bound"] >= 0.7
     assert found["gpus=16 best", "over_colocated"] > 1.8
     assert found["gpus=16 colocated", "tokens_per_s"] == pytest.approx(9000.0, rel=0.2)
-
-
-@pytest.mark.soak
-def test_scale_says_what_it_bends_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert scale(["--json", "--quick"]) == 0
-    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    found = {(line["case"], line["metric"]): line["value"] for line in figures}
-    assert found["gpus=64", "tokens_per_s"] > 3 * found["gpus=16", "tokens_per_s"]
-    assert found["gpus=128 fixed-batch", "fixed_frac"] > found["gpus=64", "fixed_frac"]
-    assert found["gpus=128 fixed-batch", "straggler_wait_frac"] > found["gpus=64", "straggler_wait_frac"]
-    places = found["gpus=64", "engine_gpus"] * MODEL.sessions_per_engine * SET_UP.crowding
-    assert places - MODEL.batch.group_size < found["gpus=64", "most_episodes"] <= places
-    assert all(0 < found[case, "fraction_of_bound"] <= 1 for case, metric in found if metric == "fraction_of_bound")
