@@ -39,7 +39,7 @@ class Size:
 
 def full_size() -> Size:
     """Twenty minutes on two cores."""
-    return Size(settings=RunSettings(folder="", cores=two_cores()), staleness=(0, 1, 2, 4), num_steps=7, repeats=3)
+    return Size(settings=RunSettings(folder="", cores=two_cores()), staleness=(0, 1, 2, 4), num_steps=6, repeats=3)
 
 
 def quick_size() -> Size:
