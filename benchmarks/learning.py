@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,24 +110,27 @@ def run_all(cells: Cells, arms: Sequence[str], seeds: Sequence[int], num_workers
 
 def at_once(jobs: Sequence[Callable[[], object]], num_workers: int, stopping: threading.Event) -> None:
     """Do them all, in their order, so many at a time; see `run_all` for those that fail. stopping: begin no more."""
+    failures: list[BaseException] = []
 
     def work(job: Callable[[], object]) -> None:
         if stopping.is_set():
             return
         try:
             job()
-        except BaseException:
+        except BaseException as error:
+            failures.append(error)  # before others are stopped for it, and fail too
             stopping.set()
             raise
 
     with ThreadPoolExecutor(num_workers) as pool:
         futures = [pool.submit(work, job) for job in jobs]
         try:
-            for future in as_completed(futures):  # the first to fail, not one that was stopped for it
-                future.result()
-        except BaseException:  # a key pressed, too
+            wait(futures)
+        except KeyboardInterrupt:
             stopping.set()
             raise
+    if failures:
+        raise failures[0]
 
 
 def main(arguments: Sequence[str] | None = None, run: Launch = launch) -> int:
